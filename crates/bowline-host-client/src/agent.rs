@@ -163,11 +163,14 @@ fn watch_from_now(watch: c_int, range: &Range) -> Result<bool, c_int> {
     watch::begin(watch, &room.get())
 }
 
-/// Withdraws memory that this process is about to unmap or to map again. What the calls of the
-/// program do that this library does not see, the watch tells.
+/// Withdraws memory that this process is about to unmap or to map again, which is whole pages. What
+/// the calls of the program do that this library does not see, the watch tells.
 pub fn goes_away(at: usize, len: usize) {
     if thread::is_running() && len > 0 {
-        take_out(|entry| entry.overlaps(at as u64, len as u64));
+        let page = system::page();
+        let begin = at - at % page;
+        let len = (at - begin).saturating_add(len).checked_next_multiple_of(page);
+        take_out(|entry| entry.overlaps(begin as u64, len.map_or(u64::MAX, |len| len as u64)));
     }
 }
 

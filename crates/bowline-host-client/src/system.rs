@@ -7,6 +7,7 @@ use core::time::Duration;
 use std::ffi::CString;
 
 use crate::agent::own;
+use crate::guarded;
 
 /// Makes a system call without the C library, whose functions the preload library replaces.
 macro_rules! system {
@@ -56,6 +57,30 @@ impl<T> Word for *mut T {
 /// # Errors
 /// What the system says.
 pub unsafe fn call(number: c_long, args: &[usize]) -> Result<usize, c_int> {
+    // SAFETY: as the caller promises.
+    unsafe { call_by(enter, number, args) }
+}
+
+/// Makes a system call that is the program's own, which a function of the C library's name was
+/// called for: at another instruction, so that a filter of the program's judges it as it would
+/// without this library.
+///
+/// # Safety
+/// As for [`call`].
+///
+/// # Errors
+/// What the system says.
+pub unsafe fn call_for_program(number: c_long, args: &[usize]) -> Result<usize, c_int> {
+    // SAFETY: as the caller promises.
+    unsafe { call_by(enter_for_program, number, args) }
+}
+
+/// What makes a system call: its number, and what it takes.
+type Enter = unsafe extern "C" fn(usize, usize, usize, usize, usize, usize, usize) -> usize;
+
+/// # Safety
+/// As for [`call`].
+unsafe fn call_by(enter: Enter, number: c_long, args: &[usize]) -> Result<usize, c_int> {
     /// Numbers above are errors.
     const ERROR_MAX: usize = 4095;
     let mut all = [0; 6];
@@ -66,60 +91,78 @@ pub unsafe fn call(number: c_long, args: &[usize]) -> Result<usize, c_int> {
     if value > usize::MAX - ERROR_MAX { Err(value.wrapping_neg() as c_int) } else { Ok(value) }
 }
 
-/// All system calls are made here, at one instruction: see [`call_site`].
-///
-/// # Safety
-/// As for [`call`].
-#[cfg(target_arch = "x86_64")]
-#[unsafe(naked)]
-unsafe extern "C" fn enter(
-    number: usize,
-    a: usize,
-    b: usize,
-    c: usize,
-    d: usize,
-    e: usize,
-    f: usize,
-) -> usize {
-    core::arch::naked_asm!(
-        "mov rax, rdi",
-        "mov rdi, rsi",
-        "mov rsi, rdx",
-        "mov rdx, rcx",
-        "mov r10, r8",
-        "mov r8, r9",
-        "mov r9, [rsp + 8]",
-        "syscall",
-        "ret",
-    )
+/// A function that makes system calls at an instruction of its own. What comes after its end tells
+/// two of them apart, which a linker might else make one of.
+macro_rules! entrance {
+    ($(#[$doc:meta])* $name:ident, $after:literal) => {
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// As for [`call`].
+        #[cfg(target_arch = "x86_64")]
+        #[unsafe(naked)]
+        unsafe extern "C" fn $name(
+            number: usize,
+            a: usize,
+            b: usize,
+            c: usize,
+            d: usize,
+            e: usize,
+            f: usize,
+        ) -> usize {
+            core::arch::naked_asm!(
+                "mov rax, rdi",
+                "mov rdi, rsi",
+                "mov rsi, rdx",
+                "mov rdx, rcx",
+                "mov r10, r8",
+                "mov r8, r9",
+                "mov r9, [rsp + 8]",
+                "syscall",
+                "ret",
+                $after,
+            )
+        }
+
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// As for [`call`].
+        #[cfg(target_arch = "aarch64")]
+        #[unsafe(naked)]
+        unsafe extern "C" fn $name(
+            number: usize,
+            a: usize,
+            b: usize,
+            c: usize,
+            d: usize,
+            e: usize,
+            f: usize,
+        ) -> usize {
+            core::arch::naked_asm!(
+                "mov x8, x0",
+                "mov x0, x1",
+                "mov x1, x2",
+                "mov x2, x3",
+                "mov x3, x4",
+                "mov x4, x5",
+                "mov x5, x6",
+                "svc 0",
+                "ret",
+                $after,
+            )
+        }
+    };
 }
 
-/// As for x86-64.
-///
-/// # Safety
-/// As for [`call`].
-#[cfg(target_arch = "aarch64")]
-#[unsafe(naked)]
-unsafe extern "C" fn enter(
-    number: usize,
-    a: usize,
-    b: usize,
-    c: usize,
-    d: usize,
-    e: usize,
-    f: usize,
-) -> usize {
-    core::arch::naked_asm!(
-        "mov x8, x0",
-        "mov x0, x1",
-        "mov x1, x2",
-        "mov x2, x3",
-        "mov x3, x4",
-        "mov x4, x5",
-        "mov x5, x6",
-        "svc 0",
-        "ret",
-    )
+entrance! {
+    /// All system calls of this library itself are made here, at one instruction: see
+    /// [`call_site`].
+    enter, ""
+}
+entrance! {
+    /// The same for calls of the program.
+    enter_for_program, "nop"
 }
 
 /// Where the instruction of `enter` ends, in bytes from its beginning, and the instruction.
@@ -128,8 +171,8 @@ const SITE: (usize, &[u8]) = (25, &[0x0f, 0x05]);
 #[cfg(target_arch = "aarch64")]
 const SITE: (usize, &[u8]) = (32, &[0x01, 0x00, 0x00, 0xd4]);
 
-/// The address after the instruction that makes all system calls of this library, as the kernel
-/// tells a filter of system calls where a call comes from; `None` where there is no one such place.
+/// The address after the instruction that makes all system calls of this library itself, as the
+/// kernel tells a filter of system calls where a call comes from; `None` if it is not there.
 pub fn call_site() -> Option<usize> {
     let (end, instruction) = SITE;
     let begin = enter as *const u8;
@@ -155,6 +198,34 @@ pub fn getpid() -> c_int {
 pub fn open_memory() -> Result<c_int, c_int> {
     let flags = libc::O_RDWR | libc::O_CLOEXEC;
     system!(SYS_openat, libc::AT_FDCWD, c"/proc/self/mem".as_ptr(), flags, 0).map(|fd| fd as c_int)
+}
+
+/// Reads a file to its end.
+///
+/// # Errors
+/// Those of `open(2)` and `read(2)`.
+pub fn read_file(path: &CStr) -> Result<Vec<u8>, c_int> {
+    let flags = libc::O_RDONLY | libc::O_CLOEXEC;
+    let fd = system!(SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0)? as c_int;
+    let mut all = Vec::new();
+    let mut part = [0_u8; 4096];
+    let done = loop {
+        match system!(SYS_read, fd, part.as_mut_ptr(), part.len()) {
+            Ok(0) => break Ok(()),
+            Ok(n) => all.extend_from_slice(&part[..n]),
+            Err(libc::EINTR) => {}
+            Err(errno) => break Err(errno),
+        }
+    };
+    close(fd);
+    done.map(|()| all)
+}
+
+/// Bytes of a page of memory.
+pub fn page() -> usize {
+    // SAFETY: it takes a number only.
+    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(page).unwrap_or(4096)
 }
 
 /// The status flags of a descriptor.
@@ -604,8 +675,8 @@ pub unsafe fn read_of_program(at: *const c_void, to: &mut [u8]) -> Result<(), c_
         // The system makes no copies for this process, as under some filters of system calls.
         Err(_) => {
             // SAFETY: as the program promises.
-            unsafe { ptr::copy_nonoverlapping(at.cast::<u8>(), to.as_mut_ptr(), to.len()) };
-            Ok(())
+            let is_there = unsafe { guarded::copy(to.as_mut_ptr(), at.cast(), to.len()) };
+            if is_there { Ok(()) } else { Err(libc::EFAULT) }
         }
     }
 }
@@ -624,8 +695,8 @@ pub unsafe fn write_to_program(at: *mut c_void, from: &[u8]) -> Result<(), c_int
         Err(libc::EFAULT) => Err(libc::EFAULT),
         Err(_) => {
             // SAFETY: as the program promises.
-            unsafe { ptr::copy_nonoverlapping(from.as_ptr(), at.cast::<u8>(), from.len()) };
-            Ok(())
+            let is_there = unsafe { guarded::copy(at.cast(), from.as_ptr(), from.len()) };
+            if is_there { Ok(()) } else { Err(libc::EFAULT) }
         }
     }
 }

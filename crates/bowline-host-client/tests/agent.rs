@@ -719,6 +719,26 @@ fn memory_is_taken_back_when_nothing_is_written_there_any_more() {
     assert_eq!(slow.word().load(SeqCst), 77, "written after it was taken back");
 }
 
+// tests [RMR-13]
+#[test]
+fn memory_goes_away_by_the_page() {
+    let _only = only();
+    let page = bowline_host_client::system::page();
+    let mut memory = Memory::new(4 * page / 8);
+    let first = (memory.at() as usize).next_multiple_of(page);
+    let [here, next] = [page - 8, page].map(|at| (first + at) as u64);
+    for (at, len) in [(first, 1), (first + page - 1, 1), (first + 1, page - 1)] {
+        let both = give(9, 7, &operation(&[here, 8, next + 8, 8], true));
+        let node = Hostile::of(&both);
+        accepted(both);
+        assert!(node.read(here, 8).is_ok() && node.read(next + 8, 8).is_ok());
+        agent::goes_away(at, len);
+        assert_eq!(node.read(here, 8), Err(EFAULT), "{at:x} {len}");
+        assert!(node.read(next + 8, 8).is_ok(), "of the page after it");
+        agent::take_back(7, None);
+    }
+}
+
 /// Of `/proc/self/task`: the status of the agent, if there is one.
 fn status_of_agent() -> Option<String> {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();

@@ -17,8 +17,8 @@ use core::ffi::{c_char, c_int, c_uint, c_void};
 use core::time::Duration;
 use std::time::Instant;
 
-use bowline_host_client::{Message, Pieces, agent, guarded, system};
-use bowline_host_wire::{CONTROL_MAX, WAKE_TOKEN_LEN};
+use bowline_host_client::{Message, Pieces, agent, system};
+use bowline_host_wire::{CONTROL_MAX, ProgramEnd, WAKE_TOKEN_LEN};
 use bowline_wire::rds::uapi::{
     AF_RDS, RDS_INFO_FIRST, RDS_INFO_LAST, RDS_RECVERR, SIOCRDSGETTOS, SIOCRDSSETTOS,
     SO_RDS_TRANSPORT, SOL_RDS,
@@ -28,6 +28,7 @@ use libc::{iovec, mmsghdr, msghdr, sockaddr, socklen_t, ssize_t, timespec};
 use crate::closing::Closing;
 use crate::pointers::{
     self, NAME_MAX, Name, Vector, load, load_quickly, read_quickly, store, store_quickly,
+    write_quickly,
 };
 use crate::real::{fail, functions, hidden};
 #[cfg(target_env = "gnu")]
@@ -293,36 +294,23 @@ fn wait_for_token(rds: &Rds) -> Result<[u8; WAKE_TOKEN_LEN], c_int> {
     const LEN: ssize_t = WAKE_TOKEN_LEN as ssize_t;
     let mut token = [0; WAKE_TOKEN_LEN];
     let (to, len, flags) = (token.as_mut_ptr().cast::<c_void>(), WAKE_TOKEN_LEN, 0);
-    if filters::is_filtered() {
-        return wait_past_filter(rds);
-    }
     let fd = rds.fd;
-    let got: ssize_t =
-        hidden!(recv(fd: c_int, to: *mut c_void, len: usize, flags: c_int) -> ssize_t);
-    match got {
-        LEN => Ok(token),
-        // The node has closed its end, which may have had unread tokens.
-        0.. => Err(libc::ENETDOWN),
-        _ => Err(match crate::real::errno() {
-            libc::EAGAIN if rds.is_nonblocking(0) => libc::EAGAIN,
-            libc::EAGAIN => libc::ETIMEDOUT,
-            libc::ECONNRESET => libc::ENETDOWN,
-            errno => errno,
-        }),
-    }
-}
-
-/// The same where the program may not call `recv`; no thread is cancelled there.
-#[cold]
-fn wait_past_filter(rds: &Rds) -> Result<[u8; WAKE_TOKEN_LEN], c_int> {
-    let mut token = [0; WAKE_TOKEN_LEN];
-    match system::recv(rds.fd, &mut token, 0) {
-        Ok(WAKE_TOKEN_LEN) => Ok(token),
-        Ok(_) | Err(libc::ECONNRESET) => Err(libc::ENETDOWN),
-        Err(libc::EAGAIN) if rds.is_nonblocking(0) => Err(libc::EAGAIN),
-        Err(libc::EAGAIN) => Err(libc::ETIMEDOUT),
-        Err(errno) => Err(errno),
-    }
+    let taken = if filters::is_filtered() {
+        // The program may not call `recv`; no thread is cancelled here.
+        rds.take_token(true)
+    } else {
+        match hidden!(recv(fd: c_int, to: *mut c_void, len: usize, flags: c_int) -> ssize_t) {
+            LEN => Ok(token),
+            // The node has closed its end, which may have had unread tokens.
+            0.. => Err(libc::ENETDOWN),
+            _ => Err(crate::real::errno()),
+        }
+    };
+    taken.map_err(|errno| match errno {
+        libc::EAGAIN if !rds.is_nonblocking(0) => libc::ETIMEDOUT,
+        libc::ECONNRESET => libc::ENETDOWN,
+        errno => errno,
+    })
 }
 
 /// As `read` has it: no message is taken where there is no room at all.
@@ -381,12 +369,21 @@ const fn is_option_of_rds(name: c_int) -> bool {
 /// `msg` is the caller's, as for `sendmsg`.
 unsafe fn send_one(rds: &Rds, msg: *const msghdr, flags: c_int) -> Result<usize, c_int> {
     let msg = unsafe { read_quickly(msg) }?;
+    let name = unsafe { Name::of(msg.msg_name.cast(), name_room(&msg)?) }?;
     let payload = unsafe { vector(msg.msg_iov, msg.msg_iovlen as usize, libc::EMSGSIZE) }?;
     let control = unsafe { control_of(&msg) }?;
-    let len = if msg.msg_name.is_null() { 0 } else { msg.msg_namelen };
-    let len = if len.cast_signed() > NAME_MAX as c_int { NAME_MAX as socklen_t } else { len };
-    let name = unsafe { Name::of(msg.msg_name.cast(), len) }?;
     unsafe { send_pieces(rds, flags, name.bytes(), &control, payload.pieces()) }
+}
+
+/// Length of the name of a message, or of the room for one, as the system takes it.
+fn name_room(msg: &msghdr) -> Result<socklen_t, c_int> {
+    if msg.msg_name.is_null() {
+        return Ok(0);
+    }
+    if msg.msg_namelen.cast_signed() < 0 {
+        return Err(libc::EINVAL);
+    }
+    Ok(msg.msg_namelen.min(NAME_MAX as socklen_t))
 }
 
 /// The control messages of a message; of too many, the first.
@@ -394,7 +391,12 @@ unsafe fn send_one(rds: &Rds, msg: *const msghdr, flags: c_int) -> Result<usize,
 /// # Safety
 /// As [`load_quickly`].
 unsafe fn control_of(msg: &msghdr) -> Result<Vec<u8>, c_int> {
-    let len = if msg.msg_control.is_null() { 0 } else { msg.msg_controllen as usize };
+    /// Most bytes that the system copies (`net.core.optmem_max`, as it is by default).
+    const COPIED_MAX: usize = 128 << 10;
+    let len = msg.msg_controllen as usize;
+    if len > COPIED_MAX {
+        return Err(libc::ENOBUFS);
+    }
     pointers::check(msg.msg_control, len)?;
     let mut control = vec![0; len.min(CONTROL_MAX + 1)];
     unsafe { load_quickly(msg.msg_control, &mut control) }?;
@@ -446,6 +448,7 @@ unsafe fn receive_from(
 unsafe fn receive_one(rds: &Rds, msg: *mut msghdr, flags: c_int) -> Result<usize, c_int> {
     let at = msg;
     let mut msg = unsafe { read_quickly(at.cast_const()) }?;
+    let name_room = name_room(&msg)? as usize;
     let to = unsafe { vector(msg.msg_iov, msg.msg_iovlen as usize, libc::EMSGSIZE) }?;
     let room = if msg.msg_control.is_null() { 0 } else { msg.msg_controllen as usize };
     let asked = flags & libc::MSG_CMSG_CLOEXEC;
@@ -453,18 +456,67 @@ unsafe fn receive_one(rds: &Rds, msg: *mut msghdr, flags: c_int) -> Result<usize
     if msg.msg_name.is_null() {
         msg.msg_namelen = 0;
     } else {
-        let room = usize::try_from(msg.msg_namelen.cast_signed()).map_err(|_| libc::EINVAL)?;
-        unsafe { store_quickly(msg.msg_name, &name[..name.len().min(room)]) }?;
+        unsafe { store_quickly(msg.msg_name, &name[..name.len().min(name_room)]) }?;
         msg.msg_namelen = name.len() as socklen_t;
     }
-    pointers::check(msg.msg_control, room)?;
+    // Where no control message comes, it does not matter where it would go.
     let n = control.len().min(room);
     unsafe { store_quickly(msg.msg_control, &control[..n]) }?;
     msg.msg_controllen = n as _;
     msg.msg_flags = flags | asked;
-    let (to, from) = (at.cast::<u8>(), (&raw const msg).cast::<u8>());
-    let is_there = unsafe { guarded::copy(to, from, size_of::<msghdr>()) };
-    if is_there { Ok(len) } else { Err(libc::EFAULT) }
+    unsafe { write_quickly(at, &msg) }?;
+    Ok(len)
+}
+
+/// The limit of a call; `None` for none.
+///
+/// # Safety
+/// As [`load_quickly`].
+unsafe fn limit_of(at: *const timespec) -> Result<Option<Duration>, c_int> {
+    const SECOND: u32 = 1_000_000_000;
+    if at.is_null() {
+        return Ok(None);
+    }
+    let limit = unsafe { read_quickly(at) }?;
+    let seconds = u64::try_from(limit.tv_sec).map_err(|_| libc::EINVAL)?;
+    let rest = u32::try_from(limit.tv_nsec).ok().filter(|rest| *rest < SECOND);
+    Ok(Some(Duration::new(seconds, rest.ok_or(libc::EINVAL)?)))
+}
+
+/// Tells the caller what is left of a limit.
+///
+/// # Safety
+/// As [`store_quickly`].
+unsafe fn tell_left(at: *mut timespec, left: Duration) -> Result<(), c_int> {
+    let left =
+        timespec { tv_sec: left.as_secs().cast_signed() as _, tv_nsec: left.subsec_nanos() as _ };
+    unsafe { write_quickly(at, &left) }
+}
+
+/// # Safety
+/// The pointers are the caller's, as for `recvmmsg`.
+unsafe fn receive_limited(
+    rds: &Rds,
+    msgs: *mut mmsghdr,
+    count: c_uint,
+    flags: c_int,
+    limit_at: *mut timespec,
+) -> c_int {
+    let limit = match unsafe { limit_of(limit_at) } {
+        Ok(Some(limit)) => limit,
+        Ok(None) => return unsafe { receive_many(rds, msgs, count, flags, &|| false) },
+        Err(errno) => return fail(errno),
+    };
+    let begun = Instant::now();
+    let is_over = || begun.elapsed() >= limit;
+    let got = unsafe { receive_many(rds, msgs, count, flags, &is_over) };
+    if got <= 0 {
+        return got;
+    }
+    match unsafe { tell_left(limit_at, limit.saturating_sub(begun.elapsed())) } {
+        Ok(()) => got,
+        Err(errno) => fail(errno),
+    }
 }
 
 /// # Safety
@@ -474,9 +526,8 @@ unsafe fn receive_many(
     msgs: *mut mmsghdr,
     count: c_uint,
     flags: c_int,
-    limit: Option<Duration>,
+    is_over: &dyn Fn() -> bool,
 ) -> c_int {
-    let begun = Instant::now();
     let mut own = flags & !libc::MSG_WAITFORONE;
     for n in 0..count {
         let msg = msgs.wrapping_add(n as usize);
@@ -490,7 +541,7 @@ unsafe fn receive_many(
             own |= libc::MSG_DONTWAIT;
         }
         // As in the kernel, the limit is checked only after each message.
-        if limit.is_some_and(|limit| begun.elapsed() >= limit) {
+        if is_over() {
             return n as c_int + 1;
         }
     }
@@ -558,25 +609,30 @@ pub unsafe extern "C-unwind" fn socketpair(
     let made: c_int =
         hidden!(socketpair(domain: c_int, kind: c_int, protocol: c_int, pair: *mut c_int) -> c_int);
     if made == 0 {
-        // The receiver of the other end may give it a name like that of a node.
-        unsafe { core::slice::from_raw_parts(pair, 2) }.iter().for_each(|fd| table::set_other(*fd));
+        for fd in unsafe { core::slice::from_raw_parts(pair, 2) } {
+            // Its number may be that of a socket that was closed past this library.
+            table::forget(*fd);
+            // The receiver of the other end may give it a name like that of a node.
+            table::set_other(*fd);
+        }
     }
     made
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t {
-    match table::find(fd) {
-        Some(Err(errno)) => fail(errno) as ssize_t,
-        Some(Ok(rds)) => size(unsafe { receive_one(&rds, msg, flags) }),
-        None => {
-            let got = hidden!(recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t);
-            if got >= 0 {
-                unsafe { forget_descriptors(msg) };
-            }
-            got
+    if let Some(found) = table::find(fd) {
+        let is_rds = found.is_ok();
+        let got = size(found.and_then(|rds| unsafe { receive_one(&rds, msg, flags) }));
+        if got >= 0 || !is_rds || !table::is_something_else(fd) {
+            return got;
         }
     }
+    let got = hidden!(recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t);
+    if got >= 0 {
+        unsafe { forget_descriptors(msg) };
+    }
+    got
 }
 
 #[unsafe(no_mangle)]
@@ -588,28 +644,28 @@ pub unsafe extern "C-unwind" fn recvmmsg(
     limit: *mut timespec,
 ) -> c_int {
     match table::find(fd) {
-        Some(Err(errno)) => fail(errno),
+        Some(Err(errno)) => return fail(errno),
         Some(Ok(rds)) => {
-            let limit = unsafe { limit.as_ref() };
-            let limit = limit.map(|at| Duration::new(at.tv_sec as u64, at.tv_nsec as u32));
-            unsafe { receive_many(&rds, msgs, count, flags, limit) }
-        }
-        None => {
-            let got = hidden!(
-                recvmmsg(
-                    fd: c_int,
-                    msgs: *mut mmsghdr,
-                    count: c_uint,
-                    flags: c_int,
-                    limit: *mut timespec,
-                ) -> c_int
-            );
-            for n in 0..got.max(0) {
-                unsafe { forget_descriptors(&raw mut (*msgs.add(n as usize)).msg_hdr) };
+            let got = unsafe { receive_limited(&rds, msgs, count, flags, limit) };
+            if got >= 0 || !table::is_something_else(fd) {
+                return got;
             }
-            got
         }
+        None => {}
     }
+    let got = hidden!(
+        recvmmsg(
+            fd: c_int,
+            msgs: *mut mmsghdr,
+            count: c_uint,
+            flags: c_int,
+            limit: *mut timespec,
+        ) -> c_int
+    );
+    for n in 0..got.max(0) {
+        unsafe { forget_descriptors(&raw mut (*msgs.add(n as usize)).msg_hdr) };
+    }
+    got
 }
 
 /// Forgets the table entries of descriptors that came with a message.
@@ -642,13 +698,17 @@ pub unsafe extern "C-unwind" fn ioctl(
     arg: *mut c_void,
 ) -> c_int {
     let number = request as c_int;
-    match table::find(fd) {
-        Some(Err(errno)) => fail(errno),
-        Some(Ok(_)) if UNIX_ONLY.contains(&number) => fail(libc::ENOTTY),
+    let done = match table::find(fd) {
+        Some(Err(errno)) => return fail(errno),
+        Some(Ok(_)) if UNIX_ONLY.contains(&number) => Some(fail(libc::ENOTTY)),
         Some(Ok(rds)) if [SIOCRDSSETTOS, SIOCRDSGETTOS].contains(&number) => {
-            int(unsafe { type_of_service(&rds, number, arg) })
+            Some(int(unsafe { type_of_service(&rds, number, arg) }))
         }
         // What the system has for sockets of any kind, as the requests about interfaces.
+        _ => None,
+    };
+    match done {
+        Some(done) if done >= 0 || !table::is_something_else(fd) => done,
         _ => hidden!(ioctl(fd: c_int, request: libc::c_ulong, arg: *mut c_void) -> c_int),
     }
 }

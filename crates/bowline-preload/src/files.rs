@@ -22,6 +22,7 @@ use bowline_host_client::system;
 use libc::{iovec, off_t, ssize_t};
 
 use crate::calls::{piece, read_pieces, read_vector, size, vector};
+use crate::pointers::read_quickly;
 use crate::real::{fail, functions, hidden};
 use crate::table::{self, Rds};
 
@@ -54,9 +55,9 @@ functions! {
     fn pwritev64v2(fd, from: *const iovec, count: c_int, at: off_t, flags: c_int) -> ssize_t =
         |_| size(unsafe { write_at(from, count, at) });
     fn sendfile(fd, from: c_int, at: *mut off_t, len: usize) -> ssize_t =
-        |rds| size(send_file(&rds, from, len));
+        |rds| size(unsafe { send_file(&rds, from, at, len) });
     fn sendfile64(fd, from: c_int, at: *mut off_t, len: usize) -> ssize_t =
-        |rds| size(send_file(&rds, from, len));
+        |rds| size(unsafe { send_file(&rds, from, at, len) });
     // What is printed is no matter: none of it goes out.
     fn vdprintf(fd, format: *const c_char, list: *mut c_void) -> c_int =
         |_| fail(libc::EOPNOTSUPP);
@@ -100,10 +101,16 @@ fn check_splice(rds: &Rds) -> Result<(), c_int> {
     if system::flags(rds.fd)? & libc::O_APPEND != 0 { Err(libc::EINVAL) } else { Ok(()) }
 }
 
-fn send_file(rds: &Rds, from: c_int, len: usize) -> Result<usize, c_int> {
+/// # Safety
+/// As `sendfile` wants.
+unsafe fn send_file(rds: &Rds, from: c_int, at: *const off_t, len: usize) -> Result<usize, c_int> {
+    let at = if at.is_null() { 0 } else { unsafe { read_quickly(at) }? };
     let mode = system::flags(from)? & libc::O_ACCMODE;
     if mode == libc::O_WRONLY {
         return Err(libc::EBADF);
+    }
+    if at < 0 {
+        return Err(libc::EINVAL);
     }
     check_splice(rds)?;
     if len == 0 { Ok(0) } else { Err(libc::EOPNOTSUPP) }
@@ -118,24 +125,33 @@ pub unsafe extern "C-unwind" fn splice(
     len: usize,
     flags: c_uint,
 ) -> ssize_t {
-    let ours = [table::find(from), table::find(to)];
-    match ours {
-        [None, None] => hidden!(
-            splice(
-                from: c_int,
-                from_at: *mut off_t,
-                to: c_int,
-                to_at: *mut off_t,
-                len: usize,
-                flags: c_uint,
-            ) -> ssize_t
-        ),
-        [Some(Err(errno)), _] | [_, Some(Err(errno))] => fail(errno) as ssize_t,
+    let found = [table::find(from), table::find(to)];
+    let are_ours = [&found[0], &found[1]].map(|found| matches!(found, Some(Ok(_))));
+    let done = match found {
+        [None, None] => {
+            return hidden!(
+                splice(
+                    from: c_int,
+                    from_at: *mut off_t,
+                    to: c_int,
+                    to_at: *mut off_t,
+                    len: usize,
+                    flags: c_uint,
+                ) -> ssize_t
+            );
+        }
+        [Some(Err(errno)), _] | [_, Some(Err(errno))] => return fail(errno) as ssize_t,
         // One of both has to be a pipe.
         [Some(Ok(_)), Some(Ok(_))] => fail(libc::EINVAL) as ssize_t,
         [Some(Ok(rds)), None] => size(splice_from(&rds, to, !to_at.is_null(), len, flags)),
         [None, Some(Ok(rds))] => size(splice_to(from, !from_at.is_null(), &rds, len, flags)),
+    };
+    let is_other = |(fd, is_ours): (c_int, bool)| is_ours && table::is_something_else(fd);
+    if done < 0 && [from, to].into_iter().zip(are_ours).any(is_other) {
+        // It is forgotten.
+        return unsafe { splice(from, from_at, to, to_at, len, flags) };
     }
+    done
 }
 
 /// Checks the other descriptor of a splice, in the order of the system: that it is a pipe, without

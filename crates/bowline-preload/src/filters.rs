@@ -2,7 +2,7 @@
 //! program that needs only `sendto` and `recvfrom` with a kernel's sockets allows only those; this
 //! library needs some more for them. What the library asks for at its one instruction goes past the
 //! program's filter, if it is one of a few calls on descriptors, time and memory; all else, and all
-//! calls of the program, are for the filter.
+//! calls of the program, which are made at other instructions, are for the filter.
 //!
 //! SAFETY of every block here: as in [`calls`](crate::calls).
 #![allow(
@@ -20,8 +20,8 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use bowline_host_client::system;
 use libc::{sock_filter, sock_fprog};
 
-use crate::pointers;
 use crate::real::{fail, hidden};
+use crate::{faults, pointers};
 
 /// What the library asks for on behalf of a call on a socket that there is.
 const CALLS: [c_long; 20] = [
@@ -124,6 +124,26 @@ fn front(site: usize, pid: u32) -> Vec<sock_filter> {
     all
 }
 
+/// The instructions of a filter behind those of the library; `None` where the program has none
+/// there, none at all, or too many.
+///
+/// # Safety
+/// As for [`pointers::read_quickly`].
+unsafe fn amend(filter: *const sock_fprog) -> Option<Vec<sock_filter>> {
+    const NOTHING: sock_filter = sock_filter { code: 0, jt: 0, jf: 0, k: 0 };
+    // It looks at what the program points at, perhaps before there is a socket.
+    faults::handle_unless_done();
+    let own = unsafe { pointers::read_quickly(filter) }.ok()?;
+    let mut whole = front(system::call_site()?, system::getpid().cast_unsigned());
+    let (front, len) = (whole.len(), usize::from(own.len));
+    if len == 0 || front + len > INSTRUCTIONS_MAX {
+        return None;
+    }
+    whole.resize(front + len, NOTHING);
+    unsafe { pointers::read_all_quickly(own.filter, &mut whole[front..]) }.ok()?;
+    Some(whole)
+}
+
 /// Calls `give` with a filter that is the program's for all but the library's calls.
 ///
 /// # Safety
@@ -132,24 +152,14 @@ unsafe fn give_amended(
     filter: *const sock_fprog,
     give: impl FnOnce(*const sock_fprog) -> c_int,
 ) -> c_int {
-    let mut whole = Vec::new();
-    let mut amended = sock_fprog { len: 0, filter: core::ptr::null_mut() };
-    let mut given = filter;
-    if pointers::check(filter.cast(), size_of::<sock_fprog>()).is_ok()
-        && let Some(site) = system::call_site()
-    {
-        let own = unsafe { &*filter };
-        let len = usize::from(own.len);
-        whole = front(site, system::getpid().cast_unsigned());
-        let is_small = len > 0 && whole.len() + len <= INSTRUCTIONS_MAX;
-        if is_small && pointers::check(own.filter.cast(), len * size_of::<sock_filter>()).is_ok() {
-            whole.extend_from_slice(unsafe { core::slice::from_raw_parts(own.filter, len) });
-            amended.len = whole.len() as u16;
-            amended.filter = whole.as_mut_ptr();
-            given = &raw const amended;
-        }
-    }
-    drop(vec![0_u8; HEAP]);
+    let mut whole = unsafe { amend(filter) };
+    let amended = whole
+        .as_mut()
+        .map(|whole| sock_fprog { len: whole.len() as u16, filter: whole.as_mut_ptr() });
+    // What cannot be amended the system judges as it is.
+    let given = amended.as_ref().map_or(filter, core::ptr::from_ref);
+    // Without the hint there would be no allocation.
+    drop(core::hint::black_box(vec![0_u8; HEAP]));
     let result = give(given);
     if result >= 0 {
         IS_FILTERED.store(true, Ordering::Relaxed);
@@ -186,7 +196,8 @@ pub unsafe extern "C-unwind" fn prctl(
 pub(crate) unsafe fn seccomp(operation: c_uint, flags: c_uint, args: *const c_void) -> c_int {
     let call = |args: usize| {
         let all = [operation as usize, flags as usize, args];
-        unsafe { system::call(libc::SYS_seccomp, &all) }.map_or_else(fail, |value| value as c_int)
+        unsafe { system::call_for_program(libc::SYS_seccomp, &all) }
+            .map_or_else(fail, |value| value as c_int)
     };
     if operation == SECCOMP_SET_MODE_FILTER {
         return unsafe { give_amended(args.cast(), |filter| call(filter.expose_provenance())) };

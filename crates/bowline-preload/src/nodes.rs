@@ -2,8 +2,7 @@
 
 use core::ffi::c_int;
 use core::ptr;
-use core::sync::atomic::{AtomicU64, Ordering};
-use std::sync::Once;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use bowline_host_client::{
     Channel, Descriptors, Opened, Welcome, is_refusal, system, wanted_namespace,
@@ -26,10 +25,16 @@ pub(crate) struct Hidden;
 
 impl Descriptors for Hidden {
     fn opened(fd: c_int) -> c_int {
-        prepare();
+        let is_visitor = process::is_visitor();
+        if is_visitor {
+            // What signals do is its own, all else its parent's.
+            faults::handle();
+        } else {
+            prepare();
+        }
         let fd = system::move_up(fd);
         // One that the child of a `vfork` makes is closed with the call: its parent has none.
-        if !process::is_visitor() {
+        if !is_visitor {
             table::set_ours(fd);
         }
         fd
@@ -140,13 +145,22 @@ pub(crate) extern "C" fn after_fork() {
     NODES.iter().for_each(Node::forget_channels);
 }
 
+/// What the first use of a node in this process needs. Threads may come here at once: none waits
+/// for another, which the child of a `fork` would not have.
 fn prepare() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        process::adopt();
-        faults::handle();
+    static IS_PREPARED: AtomicBool = AtomicBool::new(false);
+    static IS_REGISTERED: AtomicBool = AtomicBool::new(false);
+    // Acquire and Release: who finds it prepared finds all of that.
+    if IS_PREPARED.load(Ordering::Acquire) {
+        return;
+    }
+    process::adopt();
+    faults::handle();
+    // Relaxed: one registers. A child that is made before is known by the mark of its process.
+    if !IS_REGISTERED.swap(true, Ordering::Relaxed) {
         // SAFETY: the function is there as long as the library, which is never unloaded: programs
         // do not unload what was preloaded.
         unsafe { libc::pthread_atfork(None, None, Some(after_fork)) };
-    });
+    }
+    IS_PREPARED.store(true, Ordering::Release);
 }

@@ -90,6 +90,35 @@ pub(crate) unsafe fn read_quickly<T: Copy>(at: *const T) -> Result<T, c_int> {
     if is_there { Ok(unsafe { found.assume_init() }) } else { Err(libc::EFAULT) }
 }
 
+/// Copies several to where there is one of each already.
+///
+/// # Safety
+/// As for [`read_quickly`].
+///
+/// # Errors
+/// EFAULT where there is nothing.
+pub(crate) unsafe fn read_all_quickly<T: Copy>(at: *const T, to: &mut [T]) -> Result<(), c_int> {
+    check(at.cast(), size_of_val(to))?;
+    // SAFETY: as the caller promises; there is room for all of them.
+    let is_there = unsafe { guarded::copy(to.as_mut_ptr().cast(), at.cast(), size_of_val(to)) };
+    if is_there { Ok(()) } else { Err(libc::EFAULT) }
+}
+
+/// Copies a structure of the C library's to where a program points, for a message.
+///
+/// # Safety
+/// As for [`store_quickly`].
+///
+/// # Errors
+/// EFAULT where there is no room.
+pub(crate) unsafe fn write_quickly<T: Copy>(at: *mut T, from: &T) -> Result<(), c_int> {
+    check(at.cast(), size_of::<T>())?;
+    let from = core::ptr::from_ref(from).cast();
+    // SAFETY: as the caller promises.
+    let is_there = unsafe { guarded::copy(at.cast(), from, size_of::<T>()) };
+    if is_there { Ok(()) } else { Err(libc::EFAULT) }
+}
+
 /// Copies to where a program points, for a message.
 ///
 /// # Safety
@@ -123,16 +152,14 @@ impl Vector {
     /// # Errors
     /// EFAULT where there is nothing.
     pub(crate) unsafe fn load(from: *const iovec, count: usize) -> Result<Self, c_int> {
-        check(from.cast(), count * size_of::<iovec>())?;
         let mut vector = Self { few: [Self::NOTHING; Self::FEW], many: Vec::new(), count };
         if count > Self::FEW {
             vector.many = vec![Self::NOTHING; count];
         }
         let to = if count > Self::FEW { &mut vector.many[..] } else { &mut vector.few[..count] };
-        // SAFETY: as the caller promises; there is room for all of them.
-        let is_there =
-            unsafe { guarded::copy(to.as_mut_ptr().cast(), from.cast(), size_of_val(to)) };
-        if is_there { Ok(vector) } else { Err(libc::EFAULT) }
+        // SAFETY: as the caller promises.
+        unsafe { read_all_quickly(from, to) }?;
+        Ok(vector)
     }
 
     pub(crate) fn pieces(&self) -> &[iovec] {

@@ -11,34 +11,48 @@ use bowline_host_client::system;
 use crate::nodes;
 use crate::real::{fail, hidden};
 
-/// The process that the tables describe. Relaxed: it changes in a process that has one thread.
+/// The process that the tables describe; 0 before their first use. Relaxed: threads that use them
+/// first all store the same, and later it changes in a process that has one thread.
 static PROCESS: AtomicI32 = AtomicI32::new(0);
-/// A word that is 1, and 0 in each process that has a copy of the memory.
+/// A word that is 1, and 0 in each process that has a copy of the memory. It is stored Release when
+/// it is 1, and loaded Acquire.
 static MARK: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
 /// Children that have the memory of this process while their parent waits for them.
 static VISITORS: AtomicU32 = AtomicU32::new(0);
 
-/// Makes the tables those of the calling process.
+/// Makes the tables those of the calling process, which is not the child of a `vfork`. Threads may
+/// do so at once.
 pub(crate) fn adopt() {
-    PROCESS.store(system::getpid(), Ordering::Relaxed);
-    VISITORS.store(0, Ordering::Relaxed);
-    if MARK.load(Ordering::Relaxed).is_null()
-        && let Some(mark) = system::map_wiped_on_fork()
-    {
-        MARK.store(mark.as_ptr().cast(), Ordering::Relaxed);
+    let own = system::getpid();
+    let before = PROCESS.swap(own, Ordering::Relaxed);
+    if before != 0 && before != own {
+        // Those of the parent.
+        VISITORS.store(0, Ordering::Relaxed);
     }
+    match mark() {
+        Some(mark) => mark.store(1, Ordering::Relaxed),
+        None => map_mark(),
+    }
+}
+
+fn mark() -> Option<&'static AtomicU32> {
     // SAFETY: mapped for as long as the process lives.
-    if let Some(mark) = unsafe { MARK.load(Ordering::Relaxed).as_ref() } {
-        mark.store(1, Ordering::Relaxed);
-    }
+    unsafe { MARK.load(Ordering::Acquire).as_ref() }
+}
+
+fn map_mark() {
+    let Some(page) = system::map_wiped_on_fork() else { return };
+    let mark = page.cast::<AtomicU32>().as_ptr();
+    // SAFETY: it was just mapped, and is longer.
+    unsafe { &*mark }.store(1, Ordering::Relaxed);
+    // One that another thread has mapped as well stays unused.
+    let _ = MARK.compare_exchange(ptr::null_mut(), mark, Ordering::Release, Ordering::Relaxed);
 }
 
 /// Adopts the tables, if this is a process that has a copy of them and has not yet.
 #[inline]
 pub(crate) fn notice() {
-    // SAFETY: as above.
-    let mark = unsafe { MARK.load(Ordering::Relaxed).as_ref() };
-    if mark.is_some_and(|mark| mark.load(Ordering::Relaxed) == 0) {
+    if mark().is_some_and(|mark| mark.load(Ordering::Relaxed) == 0) {
         nodes::after_fork();
     }
 }
@@ -58,7 +72,11 @@ pub(crate) fn is_visitor() -> bool {
     VISITORS.load(Ordering::Relaxed) != 0 && !is_owner()
 }
 
+/// A child comes. If it is the first to use the tables, they are its parent's all the same.
 fn comes() {
+    if PROCESS.load(Ordering::Relaxed) == 0 {
+        adopt();
+    }
     VISITORS.fetch_add(1, Ordering::Relaxed);
 }
 

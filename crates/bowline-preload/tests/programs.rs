@@ -43,6 +43,56 @@ fn memory_that_is_not_there_is_an_error() {
     Scene::new().runs("nowhere.py");
 }
 
+/// Handlers find the same with sockets as without the library, and so does who asks what they are.
+// tests section 8 of tools.md: a pointer to nowhere
+#[test]
+fn a_program_handles_faults_of_its_own_and_none_of_copies() {
+    let scene = Scene::new();
+    let Some(program) = scene.compiles("handled.c", &[]) else {
+        return skipped::because("there is no C compiler");
+    };
+    let said = |command: &mut Command| {
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let plain = said(&mut Command::new(&program));
+    assert!(plain.lines().count() > 100, "{plain}");
+    for when in ["first", "later"] {
+        let mut with = scene.command(program.to_str().unwrap());
+        let with = said(with.args([&scene.addresses[0], when]));
+        let differs = plain.lines().zip(with.lines()).find(|(plain, with)| plain != with);
+        assert_eq!((differs, with.len()), (None, plain.len()), "{when}");
+    }
+    scene.is_empty_again();
+}
+
+#[test]
+fn threads_children_and_visitors_come_first_at_the_same_time() {
+    let scene = Scene::new();
+    let Some(program) = scene.compiles("first.c", &[]) else {
+        return skipped::because("there is no C compiler");
+    };
+    let mut first = scene.command(program.to_str().unwrap());
+    finish(first.arg(&scene.addresses[0]).spawn().unwrap(), "first.c");
+    scene.is_empty_again();
+}
+
+/// A thread sets a handler at the moment at which another makes the first socket.
+#[test]
+fn a_handler_that_is_set_during_the_first_call_stays() {
+    let scene = Scene::new();
+    let flags = ["-shared", "-fPIC"];
+    let compiled = scene.compiles("between.c", &flags).zip(scene.compiles("between_main.c", &[]));
+    let Some((between, program)) = compiled else {
+        return skipped::because("there is no C compiler");
+    };
+    let mut command = scene.command(program.to_str().unwrap());
+    command.env("LD_PRELOAD", format!("{}:{}", library().display(), between.display()));
+    finish(command.arg(&scene.addresses[0]).spawn().unwrap(), "between_main.c");
+    scene.is_empty_again();
+}
+
 #[test]
 fn who_waits_to_send_holds_up_no_other() {
     Scene::new().runs("waiting.py");

@@ -159,6 +159,21 @@ fn what_was_given_ends_with_the_last_descriptor_however_it_is_closed() {
     assert_eq!(stays.collect::<Vec<_>>(), [""; 0]);
 }
 
+// tests [RMR-13]
+#[test]
+fn a_segment_of_shared_memory_that_is_detached_is_not_given_and_what_lies_behind_it_is() {
+    if !is_root() {
+        return;
+    }
+    for (way, stays) in [("detach", false), ("detach-other", true)] {
+        let mut giving = Giving::new(way, 0x1007, well);
+        let agent = giving.agent();
+        assert!(giving.errno == 0 && agent.shows(giving.at), "{way}");
+        giving.resume();
+        assert_eq!(agent.shows(giving.at), stays, "{way}");
+    }
+}
+
 // tests [RMR-12]
 #[test]
 fn nothing_stays_given_for_a_socket_that_another_thread_closes() {

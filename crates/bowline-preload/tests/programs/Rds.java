@@ -2,13 +2,14 @@
 import com.sun.jna.Library;
 import com.sun.jna.Memory;
 import com.sun.jna.Native;
+import com.sun.jna.Pointer;
 import java.net.InetAddress;
 
 public class Rds {
     public interface C extends Library {
         int socket(int domain, int type, int protocol);
         int bind(int fd, Memory name, int len);
-        long sendto(int fd, Memory from, long len, int flags, Memory name, int nameLen);
+        long sendto(int fd, Pointer from, long len, int flags, Memory name, int nameLen);
         long recv(int fd, Memory to, long len, int flags);
         long write(int fd, Memory from, long len);
         int close(int fd);
@@ -51,6 +52,8 @@ public class Rds {
             must(in.getInt(0) == n, "order");
         }
         sender.join();
+        // The machine handles faults, but not those of the library.
+        must(c.sendto(a, new Pointer(8192), 4, 0, to, 16) == -1 && Native.getLastError() == 14, "nowhere");
         must(c.write(a, out, 4) == -1 && Native.getLastError() == 95, "write");
         must(c.close(a) == 0 && c.close(b) == 0, "close");
     }

@@ -6,6 +6,7 @@
 #include <linux/audit.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <malloc.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
@@ -13,7 +14,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/shm.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -48,6 +51,14 @@ static int bound(struct sockaddr_in name) {
 }
 
 /* By the function of libseccomp, and by that of others. */
+static void give(struct sock_fprog *program, int by_syscall) {
+    MUST(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+    if (by_syscall)
+        MUST(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, program) == 0);
+    else
+        MUST(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, program) == 0);
+}
+
 static void filter(int by_syscall) {
     struct sock_filter all[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
@@ -58,14 +69,27 @@ static void filter(int by_syscall) {
         ALLOWS(close), ALLOWS(write), ALLOWS(exit_group), ALLOWS(rt_sigreturn),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS)};
     struct sock_fprog program = {sizeof all / sizeof *all, all};
-    MUST(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
-    if (by_syscall)
-        MUST(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program) == 0);
-    else
-        MUST(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
+    give(&program, by_syscall);
 }
 
+#define REFUSES(call, error)                                                                      \
+    BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_##call, 0, 1), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | error)
+
+/* A filter that refuses the program's calls on memory, each with an error of its own. Handlers stay
+ * what they are. */
+static void refuse_memory(int by_syscall) {
+    struct sock_filter all[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        REFUSES(mmap, EXDEV), REFUSES(munmap, EDOM), REFUSES(madvise, EILSEQ), REFUSES(mremap, ENOLCK),
+        REFUSES(shmat, ENOSTR), BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_rt_sigaction, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+    struct sock_fprog program = {sizeof all / sizeof *all, all};
+    give(&program, by_syscall);
+}
+
+#define PIECES 1024
 static char large[100000], got[100000];
+static struct iovec many[PIECES];
 
 static void exchange(int a, int b, struct sockaddr_in to) {
     struct iovec piece = {got, sizeof got};
@@ -88,8 +112,53 @@ static void exchange(int a, int b, struct sockaddr_in to) {
     MUST(sendmsg(a, &m, 0) == 10);
     m.msg_name = NULL;
     MUST(recvmsg(b, &m, 0) == 10);
+    /* The list of so many pieces takes memory. */
+    for (int i = 0; i < PIECES; i++)
+        many[i] = (struct iovec){large + i, 1};
+    m = (struct msghdr){.msg_name = &to, .msg_namelen = sizeof to, .msg_iov = many, .msg_iovlen = PIECES};
+    MUST(sendmsg(a, &m, 0) == PIECES);
+    m.msg_name = NULL;
+    MUST(recvmsg(b, &m, 0) == PIECES);
     errno = 0;
     MUST(recvfrom(b, got, 1, MSG_DONTWAIT, NULL, NULL) == -1 && errno == EAGAIN);
+}
+
+/* What a filter refuses is refused, and the library does what it needs all the same. */
+static void has_no_memory(int by_syscall, int a, int b, struct sockaddr_in to) {
+    const int access = PROT_READ | PROT_WRITE, kind = MAP_PRIVATE | MAP_ANONYMOUS;
+    char *page = mmap(NULL, 8192, access, kind, -1, 0);
+    MUST(page != MAP_FAILED);
+    *page = 'x';
+    for (int i = 0; i < 2; i++)
+        refuse_memory(by_syscall);
+    MUST(mmap(NULL, 8192, access, kind, -1, 0) == MAP_FAILED && errno == EXDEV);
+    MUST(mmap(page, 8192, access, kind | MAP_FIXED, -1, 0) == MAP_FAILED && errno == EXDEV);
+    MUST(munmap(page, 8192) == -1 && errno == EDOM);
+    MUST(madvise(page, 8192, MADV_DONTNEED) == -1 && errno == EILSEQ);
+    MUST(mremap(page, 8192, 4096, 0) == MAP_FAILED && errno == ENOLCK);
+    MUST(shmat(1, NULL, 0) == (void *)-1 && errno == ENOSTR);
+    MUST(*page == 'x');
+    exchange(a, b, to);
+}
+
+/* Little is left of the heap, which may not grow under a filter. */
+static void use_up_heap(void) {
+#ifdef __GLIBC__
+    static void *volatile last;
+    while (mallinfo2().keepcost > 8 << 10)
+        MUST(last = malloc(4 << 10));
+#endif
+}
+
+/* Calls that end a program under the filter that allows few. */
+static void not_allowed(int i) {
+    switch (i) {
+    case 0: syscall(SYS_getppid); break;
+    case 1: open("/dev/null", O_RDONLY); break;
+    case 2: mmap(NULL, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0); break;
+    case 3: munmap((void *)4096, 4096); break;
+    default: madvise((void *)4096, 4096, MADV_DONTNEED);
+    }
 }
 
 int main(int argc, char **argv) {
@@ -98,20 +167,24 @@ int main(int argc, char **argv) {
     struct sockaddr_in names[] = {name_of(argv[1], 4440), name_of(argv[1], 4441)};
     int a = bound(names[0]), b = bound(names[1]);
     /* It is a filter all the same: for what the program does, and for what the library may not. */
-    for (int i = 0; i < 2; i++) {
+    int status;
+    for (int i = 0; i < 5; i++) {
         pid_t child = fork();
         if (child == 0) {
             filter(by_syscall);
-            if (i == 0)
-                syscall(SYS_getppid);
-            else
-                open("/dev/null", O_RDONLY);
+            not_allowed(i);
             _exit(0);
         }
-        int status;
         MUST(waitpid(child, &status, 0) == child);
         MUST(WIFSIGNALED(status) && WTERMSIG(status) == SIGSYS);
     }
+    pid_t child = fork();
+    if (child == 0) {
+        has_no_memory(by_syscall, a, b, names[1]);
+        _exit(0);
+    }
+    MUST(waitpid(child, &status, 0) == child && status == 0);
+    use_up_heap();
     filter(by_syscall);
     exchange(a, b, names[1]);
     MUST(close(a) == 0);

@@ -131,6 +131,63 @@ sender.send(b"last")
 got = receiver.recv(100)
 assert got == b"last", got
 
+# lengths and limits that are none: nothing is received
+send(b"stays")
+gives("a length below 0", "EINVAL", libc.recvmsg, r, of(message(name=here, name_len=2**32 - 1)), 0)
+gives("the same of one to send", "EINVAL", libc.sendmsg, s, of(message(name=nothing, name_len=2**31, pieces=nothing)), 0)
+gives("that before all else", "EINVAL", libc.recvmsg, r, of(message(name=here, name_len=2**31, pieces=nothing)), 0)
+
+
+class Limit(ctypes.Structure):
+    _fields_ = [("seconds", ctypes.c_long), ("rest", ctypes.c_long)]
+
+
+def limit(*words):
+    KEPT.append(Limit(*words))
+    return of(KEPT[-1])
+
+
+one = Messages(message(), 0)
+for words in (-1, 0), (0, -1), (0, 10**9), (-1, 10**9), (2**63 - 1, 2**63 - 1), (-(2**63), -(2**63)):
+    for count in 0, 1:
+        gives("a limit of %r" % (words,), "EINVAL", libc.recvmmsg, r, of(one), count, 0, limit(*words))
+for at in nothing, secret, behind, edge + 4090, 1:
+    for count in 0, 1:
+        gives("a limit", "EFAULT", libc.recvmmsg, r, of(one), count, 0, at)
+    gives("where to begin", "EFAULT", libc.sendfile, s, file.fileno(), at, 10)
+gives("a place below 0", "EINVAL", libc.sendfile, s, file.fileno(), limit(-1, 0), 10)
+left = limit(2**63 - 1, 999999999)
+gives("no message", 0, libc.recvmmsg, r, of(one), 0, 0, left)
+gives("a long limit", 1, libc.recvmmsg, r, of(one), 1, 0, left)
+assert KEPT[-1].seconds > 2**62 and KEPT[-1].rest < 10**9
+gives("there is none", "EAGAIN", libc.recvmmsg, r, of(one), 1, DONTWAIT, limit(5, 0))
+assert KEPT[-1].seconds == 5, "what is left is told with messages only"
+send(b"one")
+gives("some time", 1, libc.recvmmsg, r, of(one), 1, 0, limit(5, 0))
+assert KEPT[-1].seconds == 4, KEPT[-1].seconds
+send(b"lost")
+gives("a limit that cannot be told", "EFAULT", libc.recvmmsg, r, of(one), 1, 0, constant)
+
+# room for control messages is looked at when one comes
+for at in nothing, secret, constant, behind, edge + 4093, 1, 0, 2**63:
+    for n in 100, 2**62, 2**64 - 1:
+        send(b"four")
+        gives("no control message", 4, libc.recvmsg, r, of(message(control=at, control_len=n, name=here, name_len=200)), 0)
+SO_TIMESTAMP = 29
+receiver.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMP, 1)
+for at in nothing, secret, constant, behind:
+    send(b"lost")
+    gives("a control message", "EFAULT", libc.recvmsg, r, of(message(control=at, control_len=100)), 0)
+receiver.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMP, 0)
+for at in nothing, 1, 0:
+    gives("control", "EFAULT", libc.sendmsg, s, of(message(control=at, control_len=24)), 0)
+    gives("too much of it", "ENOBUFS", libc.sendmsg, s, of(message(control=at, control_len=2**40)), 0)
+    gives("pieces first", "EFAULT", libc.sendmsg, s, of(message(pieces=nothing, control=at, control_len=2**40)), 0)
+gives("a name before pieces", "EFAULT", libc.sendmsg, s, of(message(name=nothing, name_len=16, count=5000)), 0)
+gives("too many pieces", "EMSGSIZE", libc.sendmsg, s, of(message(count=5000, control=here, control_len=2**40)), 0)
+send(b"last")
+assert receiver.recv(100) == b"last"
+
 
 class Action(ctypes.Structure):
     _fields_ = [("handler", ctypes.c_void_p), ("rest", ctypes.c_ubyte * 256)]
@@ -169,6 +226,49 @@ child = os.fork()
 if child == 0:
     own_handler()
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+class Filter(ctypes.Structure):
+    _fields_ = [("count", ctypes.c_ushort), ("at", ctypes.c_void_p)]
+
+
+def program(*words):
+    KEPT.append(Filter(*words))
+    return of(KEPT[-1])
+
+
+def filtered():
+    """A filter is somewhere. Under one the system copies nothing for a child: what it points at is looked at all the same."""
+    PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 22, 38
+    assert libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+    for at in nothing, secret, edge + 4090, 1, 0:
+        gives("a filter", "EFAULT", libc.prctl, PR_SET_SECCOMP, 2, at, 0, 0)
+    for at in nothing, secret, edge + 4092, 1:
+        gives("its instructions", "EFAULT", libc.prctl, PR_SET_SECCOMP, 2, program(1, at), 0, 0)
+    allow = ctypes.create_string_buffer(struct.pack("=HBBI", 6, 0, 0, 0x7FFF0000))
+    gives("all", 0, libc.prctl, PR_SET_SECCOMP, 2, program(1, of(allow)), 0, 0)
+    child = os.fork()
+    if child:
+        os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) & 0xFF)
+    made = libc.socket(socket.AF_RDS, socket.SOCK_SEQPACKET, 0)
+    assert made >= 0
+    for at in nothing, secret, behind, edge + 4094, 1:
+        gives("bind", "EFAULT", libc.bind, made, at, 16)
+        gives("setsockopt", "EFAULT", libc.setsockopt, made, socket.SOL_SOCKET, socket.SO_SNDBUF, at, 4)
+        gives("getsockopt", "EFAULT", libc.getsockopt, made, socket.SOL_SOCKET, socket.SO_SNDBUF, here, at)
+    for at in nothing, constant, behind:
+        gives("getsockname", "EFAULT", libc.getsockname, made, at, of(size))
+
+
+child = os.fork()
+if child == 0:
+    try:
+        filtered()
+    except BaseException as error:
+        print(error, file=sys.stderr, flush=True)
+        os._exit(1)
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 # one that is taken back leaves all as it was
 signal.signal(signal.SIGSEGV, lambda number, frame: None)
 signal.signal(signal.SIGSEGV, signal.SIG_DFL)

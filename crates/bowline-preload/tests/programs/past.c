@@ -2,10 +2,12 @@
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -21,24 +23,28 @@
     } while (0)
 
 /* As a program makes it that has no C library. */
-static long write_itself(int fd, const void *from, size_t len) {
+static long call_itself(long call, int fd, const void *from, size_t len) {
 #if defined __x86_64__
     long result;
     __asm__ volatile("syscall"
                      : "=a"(result)
-                     : "a"(SYS_write), "D"(fd), "S"(from), "d"(len)
+                     : "a"(call), "D"(fd), "S"(from), "d"(len)
                      : "rcx", "r11", "memory");
     return result;
 #elif defined __aarch64__
-    register long number __asm__("x8") = SYS_write;
+    register long number __asm__("x8") = call;
     register long result __asm__("x0") = fd;
     register const void *bytes __asm__("x1") = from;
     register size_t count __asm__("x2") = len;
     __asm__ volatile("svc 0" : "+r"(result) : "r"(number), "r"(bytes), "r"(count) : "memory");
     return result;
 #else
-    return syscall(SYS_write, fd, from, len);
+    return syscall(call, fd, from, len);
 #endif
+}
+
+static long write_itself(int fd, const void *from, size_t len) {
+    return call_itself(SYS_write, fd, from, len);
 }
 
 static int bound(const char *address, int port) {
@@ -49,6 +55,74 @@ static int bound(const char *address, int port) {
     MUST(bind(fd, (struct sockaddr *)&name, sizeof name) == 0);
     MUST(connect(fd, (struct sockaddr *)&name, sizeof name) == 0);
     return fd;
+}
+
+/* A socket over UDP, and one that sends to it. */
+static void datagrams(int ends[2]) {
+    struct sockaddr_in own = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    socklen_t len = sizeof own;
+    MUST((ends[0] = socket(AF_INET, SOCK_DGRAM, 0)) >= 0 && (ends[1] = socket(AF_INET, SOCK_DGRAM, 0)) >= 0);
+    MUST(call_itself(SYS_bind, ends[0], &own, len) == 0);
+    MUST(call_itself(SYS_getsockname, ends[0], &own, (size_t)&len) == 0);
+    MUST(connect(ends[1], (struct sockaddr *)&own, len) == 0);
+}
+
+enum ends { PIPE, PAIR, DATAGRAMS };
+
+/* The number of a socket that was closed so is something else's. */
+static int recycled(const char *address, int ends[2], enum ends kind) {
+    int fd = bound(address, 4320);
+    MUST(call_itself(SYS_close, fd, NULL, 0) == 0);
+    if (kind == DATAGRAMS)
+        datagrams(ends);
+    else
+        MUST((kind == PAIR ? socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends) : pipe(ends)) == 0);
+    MUST(ends[0] == fd);
+    /* The node hears of it a moment later. */
+    int again;
+    while ((again = socket(AF_RDS, SOCK_SEQPACKET, 0)) >= 0) {
+        struct sockaddr_in name = {.sin_family = AF_INET, .sin_port = htons(4320)};
+        MUST(inet_pton(AF_INET, address, &name.sin_addr) == 1);
+        int done = bind(again, (struct sockaddr *)&name, sizeof name);
+        close(again);
+        if (done == 0)
+            break;
+        MUST(errno == EADDRINUSE);
+        usleep(1000);
+    }
+    MUST(again >= 0);
+    return fd;
+}
+
+/* Each call finds out by itself what a number has become. */
+static void are_something_else(const char *address) {
+    char got[8];
+    struct iovec piece = {got, sizeof got};
+    struct mmsghdr one = {.msg_hdr = {.msg_iov = &piece, .msg_iovlen = 1}};
+    int ends[2], rest[2], waiting;
+    for (int many = 0; many < 2; many++) {
+        int fd = recycled(address, ends, DATAGRAMS);
+        MUST(send(ends[1], "other", 5, 0) == 5);
+        if (many)
+            MUST(recvmmsg(fd, &one, 1, MSG_ERRQUEUE, NULL) == -1 && errno == EAGAIN);
+        else
+            MUST(recvmsg(fd, &one.msg_hdr, MSG_ERRQUEUE) == -1 && errno == EAGAIN);
+        MUST(recv(fd, got, sizeof got, 0) == 5);
+        close(fd), close(ends[1]);
+    }
+    int fd = recycled(address, ends, PAIR);
+    MUST(send(ends[1], "other", 5, 0) == 5);
+    MUST(recv(fd, got, sizeof got, 0) == 5);
+    close(fd), close(ends[1]);
+    fd = recycled(address, ends, PIPE);
+    MUST(write(ends[1], "other", 5) == 5);
+    MUST(ioctl(fd, FIONREAD, &waiting) == 0 && waiting == 5);
+    close(fd), close(ends[1]);
+    fd = recycled(address, ends, PIPE);
+    MUST(pipe(rest) == 0);
+    MUST(write(ends[1], "other", 5) == 5);
+    MUST(splice(fd, NULL, rest[1], NULL, 8, SPLICE_F_NONBLOCK) == 5);
+    close(fd), close(ends[1]), close(rest[0]), close(rest[1]);
 }
 
 int main(int argc, char **argv) {
@@ -69,6 +143,7 @@ int main(int argc, char **argv) {
         MUST(send(fd, "x", 1, MSG_DONTWAIT) < 0);
         close(fd);
     }
+    are_something_else(argv[1]);
     /* A long one fails at once. */
     static char much[8192];
     MUST(write_itself(other, much, sizeof much) < 0);

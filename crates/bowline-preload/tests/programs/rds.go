@@ -23,6 +23,13 @@ static long send_to(int fd, const char *address, int port, int number) {
     return sendto(fd, &number, sizeof number, 0, (struct sockaddr *)&name, sizeof name);
 }
 
+// The runtime handles faults, but not those of the library.
+static int sends_nothing(int fd, const char *address, int port) {
+    struct sockaddr_in name = {.sin_family = AF_INET, .sin_port = htons(port)};
+    inet_pton(AF_INET, address, &name.sin_addr);
+    return sendto(fd, (void *)8192, 4, 0, (struct sockaddr *)&name, sizeof name) == -1 && errno == EFAULT;
+}
+
 // A signal of the runtime may end a wait, as on a kernel.
 static int receive(int fd) {
     int number = -1;
@@ -42,6 +49,14 @@ import (
 )
 
 const pairs, messages = 8, 500
+
+// The fault of the program's own is its own.
+func panics() (does bool) {
+	defer func() { does = recover() != nil }()
+	var nothing *int
+	*nothing = 1
+	return
+}
 
 func main() {
 	address := C.CString(os.Args[1])
@@ -63,6 +78,10 @@ func main() {
 				}
 				if n%50 == 0 {
 					runtime.GC()
+					if C.sends_nothing(a, address, C.int(to)) == 0 || !panics() {
+						fmt.Println("a fault", n)
+						os.Exit(1)
+					}
 				}
 			}
 		}()

@@ -131,6 +131,10 @@ def use(seconds):
     say("used %d %d" % tuple(counts))
 
 
+# Bytes of a segment of shared memory.
+SEGMENT = 64 << 10
+
+
 def close_as_file(by):
     """Closes a descriptor by a function of C's files."""
     def close(fd):
@@ -182,17 +186,41 @@ def keep_errno():
         assert ctypes.get_errno() == 77, ctypes.get_errno()
 
 
+def attached():
+    """A segment of shared memory with the secret; nobody else has it."""
+    libc = ctypes.CDLL(None)
+    libc.shmat.restype = ctypes.c_void_p
+    segment = libc.shmget(0, SEGMENT, 0o1600)
+    at = libc.shmat(segment, None, 0)
+    libc.shmctl(segment, 0, None)
+    ctypes.memmove(at, SECRET, len(SECRET))
+    return at
+
+
+def detach(at, replaces):
+    """Detaches it, and puts something like it there by a call that the library does not see."""
+    libc = ctypes.CDLL(None)
+    assert libc.shmdt(ctypes.c_void_p(at)) == 0
+    if replaces:
+        call = {"x86_64": 9, "aarch64": 222}[os.uname().machine]
+        libc.syscall.restype = ctypes.c_void_p
+        words = call, at, SEGMENT, 3, 0x32, -1, 0
+        assert libc.syscall(*[ctypes.c_long(word) for word in words]) == at
+        ctypes.memmove(at, SECRET, len(SECRET))
+
+
 def give(way):
     """Lets a node use memory, and takes it back in one way. Says each step, and waits after it."""
     made = socket.socket(AF_RDS, socket.SOCK_SEQPACKET)
     memory = ctypes.create_string_buffer(SECRET, 4096)
+    at = attached() if way.startswith("detach") else ctypes.addressof(memory)
     key, errno = ctypes.c_uint64(0), 0
-    args = struct.pack("QQQQ", ctypes.addressof(memory), 4096, ctypes.addressof(key), 0)
+    args = struct.pack("QQQQ", at, 4096, ctypes.addressof(key), 0)
     try:
         made.setsockopt(SOL_RDS, 2, args)
     except OSError as error:
         errno = error.errno
-    say("%d %d" % (ctypes.addressof(memory), errno))
+    say("%d %d" % (at, errno))
     sys.stdin.readline()
     free = struct.pack("QQ", key.value, 0)
     if way == "free":
@@ -203,6 +231,11 @@ def give(way):
         close_while_giving(made.detach(), args)
     elif way == "errno":
         keep_errno()
+    elif way == "detach":
+        detach(at, True)
+    elif way == "detach-other":
+        # Below it.
+        detach(next(one for one in (attached() for _ in range(100)) if one < at), False)
     elif way in CLOSES:
         CLOSES[way](made.detach())
     say("done")

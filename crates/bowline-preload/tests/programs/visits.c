@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -72,11 +73,40 @@ static void visit(int n) {
     _exit(0);
 }
 
+/* A child is the first to use the library: it leaves its parent nothing. */
+static void comes_first(void) {
+    pid_t child = vfork();
+    MUST(child >= 0);
+    if (child == 0)
+        visit(2);
+    int status;
+    MUST(waitpid(child, &status, 0) == child && status == 0);
+    /* Numbers that the child has put out of the way are the parent's. */
+    for (int fd = 900; fd < 910; fd++) {
+        MUST(fcntl(null_file, F_DUPFD, fd) == fd);
+        MUST(write(fd, "x", 1) == 1);
+    }
+    for (int fd = 900; fd < 910; fd++)
+        MUST(close(fd) == 0);
+    void *nothing = mmap(NULL, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    own = bound(4330);
+    MUST(sendto(own, nothing, 10, 0, (struct sockaddr *)&name, sizeof name) < 0 && errno == EFAULT);
+    /* Channels are closed with the rest, and made again. */
+    MUST(dup2(own, 10) == 10);
+    own = 10;
+    MUST(close_range(11, ~0U, 0) == 0);
+    for (int fd = 900; fd < 910; fd++)
+        MUST(fcntl(null_file, F_DUPFD, fd) == fd);
+    char got[8];
+    MUST(sendto(own, "parent", 6, 0, (struct sockaddr *)&name, sizeof name) == 6);
+    MUST(recv(own, got, sizeof got, 0) == 6);
+}
+
 int main(int argc, char **argv) {
     name.sin_family = AF_INET;
     MUST(argc == 2 && inet_pton(AF_INET, argv[1], &name.sin_addr) == 1);
     null_file = open("/dev/null", O_RDWR);
-    own = bound(4330);
+    comes_first();
     pthread_t thread;
     MUST(pthread_create(&thread, NULL, exchanges, NULL) == 0);
     for (int n = 0; n < 200; n++) {
