@@ -157,3 +157,21 @@ fn without_its_own_folder_a_user_has_one_for_temporary_files() {
         "#,
     );
 }
+
+/// The node outlives the program, and what the program has closed is closed.
+#[test]
+fn a_node_has_nothing_open_that_the_program_was_given() {
+    in_a_machine_without_nodes(
+        r#"
+        mkfifo "$AT/pipe" "$AT/hold"
+        begin reader sh -c 'cat "$AT/pipe"; echo ended'
+        begin holder "$BOWLINE" run sh -c 'echo given >&9; exec 9>&-; echo closed; read line < "$AT/hold"' 9> "$AT/pipe"
+        heard holder closed
+        heard reader ended
+        grep -q given "$AT/reader.out"
+        node_runs
+        echo end > "$AT/hold"
+        node_is_gone
+        "#,
+    );
+}

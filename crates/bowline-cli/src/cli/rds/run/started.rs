@@ -28,6 +28,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use bowline_host::keep_standard_streams;
 use bowline_node::{
     Failure, Outcome, leases,
     programs::{self, Unreachable},
@@ -50,9 +51,13 @@ pub(crate) struct Args {
     words: Vec<OsString>,
 }
 
-/// Starts `bowline` with these words, and leaves it alone.
+/// Starts `bowline` with these words, and leaves it alone. What the program was given to have open
+/// is not for a node that outlives it.
 pub(crate) fn run(args: &Args) -> Outcome {
-    let start = || Command::new(env::current_exe()?).args(&args.words).spawn();
+    let start = || {
+        keep_standard_streams()?;
+        Command::new(env::current_exe()?).args(&args.words).spawn()
+    };
     start().map(drop).map_err(|error| Failure::failed(format!("cannot start a node: {error}")))
 }
 
