@@ -61,7 +61,7 @@ pub use descriptors::keep_standard_streams;
 use hand_over::Successor;
 pub use hand_over::{HandOver, HostState, Predecessor, Sent};
 pub use library::{preload, preload_library, preload_library_of_musl};
-pub use namespace::{connect_within, namespace_at, network_namespace};
+pub use namespace::{NodeConnection, connect_within, network_namespace};
 pub use policy::{BindRule, Policy, Principals, Quota};
 use ready::Ready;
 use service::Service;

@@ -10,6 +10,8 @@ const COMMON: &str = r#"
     PLACES="$XDG_RUNTIME_DIR/bowline/rds"
     # The node that was started here has its lock until it ends.
     node_is_gone() { n=0; until flock -n "$PLACES"/host*.lock true; do n=$((n + 1)); [ $n -lt 600 ] || fail "a node is left"; sleep 0.1; done; }
+    # Runs a program on a socket, which succeeds, and what is said goes to "err"; the node ends after it.
+    binds() { "$BOWLINE" run python3 -c "$bound" > "$AT/bound.out" 2> "$AT/err" || fail "$(cat "$AT/err")"; grep -q bound "$AT/bound.out"; }
     node_runs() { ! flock -n "$PLACES"/host*.lock true || fail "no node runs"; }
     bound='from socket import *; s = socket(AF_RDS, SOCK_SEQPACKET); s.bind(("127.0.0.1", 0)); print("bound", flush=True)'
     one='from socket import *; s = socket(AF_RDS, SOCK_SEQPACKET); s.bind(("127.0.0.1", 4000)); print("waits", flush=True); print(s.recv(9).decode(), flush=True)'
@@ -171,6 +173,27 @@ fn a_node_has_nothing_open_that_the_program_was_given() {
         grep -q given "$AT/reader.out"
         node_runs
         echo end > "$AT/hold"
+        node_is_gone
+        "#,
+    );
+}
+
+/// Whoever listened when it was looked for has ended before it was asked to stay.
+#[test]
+fn a_node_that_has_just_ended_is_not_taken_for_one_that_stays() {
+    in_a_machine_without_nodes(
+        r#"
+        mkdir -m 700 -p "$PLACES"
+        # It ends with the second connection: the first one asks whose it is.
+        begin ending python3 -c 'import os, socket, sys
+place = sys.argv[1]
+s = socket.socket(socket.AF_UNIX); s.bind(place); s.listen(); print("listens", flush=True)
+s.accept()[0].close()
+last, _ = s.accept()
+os.unlink(place); s.close(); last.close()' "$PLACES/host.sock"
+        heard ending listens
+        binds
+        grep -q "started one" "$AT/err" || fail "$(cat "$AT/err")"
         node_is_gone
         "#,
     );

@@ -11,11 +11,13 @@ use std::{
     },
     path::{Path, PathBuf},
     process::Command,
-    time::Duration,
 };
 
-use bowline_host::{connect_within, preload, preload_library, preload_library_of_musl};
-use bowline_node::{Failure, Outcome, leases, programs};
+use bowline_host::{NodeConnection, preload, preload_library, preload_library_of_musl};
+use bowline_node::{
+    Failure, Outcome,
+    programs::{self, Reached},
+};
 use rustix::{
     fs::{Access, access},
     io::{FdFlags, fcntl_dupfd_cloexec, fcntl_setfd},
@@ -25,8 +27,6 @@ use rustix::{
 use self::started::{Found, find_or_start};
 use super::libc::{self, Libc};
 
-/// How long a node whose path is given may take to accept a connection.
-const PATIENCE: Duration = Duration::from_secs(2);
 /// Instead of a path: a node has to run.
 const REQUIRE: &str = "require";
 
@@ -83,27 +83,30 @@ fn library_for(program: &Path) -> Outcome<PathBuf> {
 
 /// Looks for a node that answers.
 fn node(given: Option<&Path>) -> Outcome<Found> {
-    let (place, given) = match given {
+    let (node, place) = match given {
         None => return find_or_start(),
         Some(word) if word == REQUIRE => {
             (programs::reachable(&programs::places()).map_err(|none| none.why), None)
         }
-        // What is told is not asked of which namespace it is.
+        // Its network namespace does not matter: the user has named it.
         Some(place) => {
             let failed = |error| format!("{}: {error}", place.display());
-            let place = connect_within(place, PATIENCE).map(|_| place.to_owned()).map_err(failed);
-            (place, given)
+            // It has to accept a connection, at least.
+            let node = NodeConnection::open(place).and_then(|_| Reached::at(place));
+            (node.map_err(failed), Some(place.to_owned()))
         }
     };
-    let leased = place.and_then(|place| {
-        leases::take(&place).map_err(|error| format!("{}: it ends: {error}", place.display()))
-    });
-    let place = given.map(Path::to_owned);
+    let leased = node.and_then(|node| leased(&node));
     leased.map(|lease| Found { place, lease }).map_err(|why| {
         Failure::failed(format!(
             "no node serves programs here ({why}): start one with `bowline node`"
         ))
     })
+}
+
+/// Takes a lease of a node that needs it.
+fn leased(node: &Reached) -> Result<Option<OwnedFd>, String> {
+    node.lease().map_err(|error| format!("{}: it ends: {error}", node.place.display()))
 }
 
 /// A number that programs do not expect to be the next one.

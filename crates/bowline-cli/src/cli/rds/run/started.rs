@@ -36,6 +36,8 @@ use bowline_node::{
 };
 use bowline_wire::rds::TCP_PORT;
 
+use super::leased;
+
 /// How long a node may take to start, or to end before the next one starts.
 const PATIENCE: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_millis(10);
@@ -83,10 +85,10 @@ pub(super) fn find_or_start() -> Outcome<Found> {
                 "no node serves programs here ({why}), and none starts: {error}"
             ))
         };
-        let lock = home.lock().map_err(|error| cannot(home.trouble(&error)))?;
-        // Whoever had the lock before may have started one.
-        if let (Some(lock), Err(_)) = (lock, home.found()) {
-            return home.start(lock, is_closed, until).map_err(cannot);
+        if let Some(lock) = home.lock().map_err(|error| cannot(home.trouble(&error)))? {
+            // Whoever had the lock before may have started one.
+            let start = |_| home.start(lock, is_closed, until).map_err(cannot);
+            return home.found().or_else(start);
         }
         if Instant::now() > until {
             return Err(cannot("another one is about to start or to end, for too long".to_owned()));
@@ -130,12 +132,9 @@ impl Home {
     fn found(&self) -> Result<Found, Unreachable> {
         let own = Some(&self.place).filter(|_| self.is_temporary && self.is_own());
         let places: Vec<_> = programs::places().into_iter().chain(own.cloned()).collect();
-        let place = programs::reachable(&places)?;
-        let lease = leases::take(&place).map_err(|error| {
-            let why = format!("{}: it ends: {error}", place.display());
-            Unreachable { why, is_closed: false }
-        })?;
-        Ok(Found { place: Some(place).filter(|place| Some(place) == own), lease })
+        let node = programs::reachable(&places)?;
+        let lease = leased(&node).map_err(|why| Unreachable { why, is_closed: false })?;
+        Ok(Found { place: Some(node.place).filter(|place| Some(place) == own), lease })
     }
 
     /// Tells whether nobody else has a say in this folder.
