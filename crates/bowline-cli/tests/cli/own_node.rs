@@ -1,5 +1,7 @@
 //! `bowline run` where no node runs: it starts one, which ends with its programs.
 
+use bowline_testkit::skipped;
+
 use crate::links::{apart, succeeded};
 use crate::nodes::build_library;
 use crate::support::Folder;
@@ -12,6 +14,8 @@ const COMMON: &str = r#"
     node_is_gone() { n=0; until flock -n "$PLACES"/host*.lock true; do n=$((n + 1)); [ $n -lt 600 ] || fail "a node is left"; sleep 0.1; done; }
     # Runs a program on a socket, which succeeds, and what is said goes to "err"; the node ends after it.
     binds() { "$BOWLINE" run python3 -c "$bound" > "$AT/bound.out" 2> "$AT/err" || fail "$(cat "$AT/err")"; grep -q bound "$AT/bound.out"; }
+    # No program is run, for a reason that has these words.
+    refused() { code=0; "$BOWLINE" run touch "$AT/ran" 2> "$AT/err" || code=$?; [ $code = 1 ] && [ ! -e "$AT/ran" ] && grep -q "$1" "$AT/err" || fail "$code, without $1: $(cat "$AT/err")"; }
     node_runs() { ! flock -n "$PLACES"/host*.lock true || fail "no node runs"; }
     bound='from socket import *; s = socket(AF_RDS, SOCK_SEQPACKET); s.bind(("127.0.0.1", 0)); print("bound", flush=True)'
     one='from socket import *; s = socket(AF_RDS, SOCK_SEQPACKET); s.bind(("127.0.0.1", 4000)); print("waits", flush=True); print(s.recv(9).decode(), flush=True)'
@@ -154,8 +158,88 @@ fn without_its_own_folder_a_user_has_one_for_temporary_files() {
         # Others could replace what is in such a folder.
         wait $(cat "$AT/one.pid")
         chmod 777 "$AT/bowline-$(id -u)"
-        code=0; "$BOWLINE" run true 2> "$AT/err" || code=$?
-        [ $code = 1 ] || fail "a folder of others: $code"
+        refused "$AT/file/.*; $AT/bowline-.* has mode 0777.*; set XDG_RUNTIME_DIR to a folder that only you may write"
+        "#,
+    );
+}
+
+/// Others could write to the folder, and made links there, before it was closed to them.
+#[test]
+fn a_node_is_started_with_files_of_its_own_and_no_links() {
+    in_a_machine_without_nodes(
+        r#"
+        export TMPDIR="$AT"
+        binds
+        node_is_gone
+        echo precious > "$AT/precious"
+        for file in "$PLACES"/host*.log "$PLACES"/host*.lock; do
+            for words in "-s" ""; do
+                rm "$file"
+                ln $words "$AT/precious" "$file"
+                refused "$file is a link, or not a file of this user: remove it"
+                grep -q precious "$AT/precious" || fail "it has written to $file, a link"
+            done
+            # Nor does it wait for who reads a pipe.
+            rm "$file"
+            mkfifo "$file"
+            refused "$file is a link, or not a file of this user"
+            rm "$file"
+        done
+        ln -s "$AT/nowhere" "$PLACES/link"
+        mv "$PLACES/link" "$file"
+        refused "$file is a link"
+        [ ! -e "$AT/nowhere" ] || fail "it has created what a link leads to"
+        rm "$file"
+        binds
+        node_is_gone
+        # Where others may write now it starts none, but in the folder for temporary files.
+        chmod 777 "$PLACES"
+        rm "$PLACES"/*
+        binds
+        grep -q "its log: $AT/bowline-$(id -u)/host" "$AT/err" || fail "$(cat "$AT/err")"
+        [ -z "$(ls "$PLACES")" ] || fail "files: $(ls "$PLACES")"
+        PLACES="$AT/bowline-$(id -u)"
+        node_is_gone
+        # That one is a link.
+        mv "$PLACES" "$AT/theirs"
+        ln -s "$AT/theirs" "$PLACES"
+        refused "$PLACES is a symbolic link"
+        "#,
+    );
+}
+
+/// As root, with the environment of another user, who has made folders beforehand.
+#[test]
+fn a_node_of_root_is_in_no_folder_of_another_user() {
+    if !rustix::process::geteuid().is_root() {
+        skipped::because("only root can give folders away");
+        return;
+    }
+    in_a_machine_without_nodes(
+        r#"
+        begins_in() { binds; grep -q "its log: $1/host" "$AT/err" || fail "not in $1: $(cat "$AT/err")"; PLACES=$1; node_is_gone; }
+        mkdir "$AT/own" "$AT/theirs"
+        chown 65534 "$AT/theirs"
+        export TMPDIR="$AT/own" XDG_RUNTIME_DIR="$AT/theirs"
+        begins_in /run/bowline/rds
+        # A folder of root's, in one where the other user can rename it.
+        mkdir "$AT/theirs/own"
+        XDG_RUNTIME_DIR="$AT/theirs/own"
+        begins_in /run/bowline/rds
+        [ -z "$(ls "$AT/theirs/own")" ] || fail "it has created something there"
+        # As the package has it, for the service.
+        unset XDG_RUNTIME_DIR
+        rm /run/bowline/rds/*
+        chown 65534 /run/bowline/rds
+        begins_in "$AT/own/bowline-0"
+        [ -z "$(ls /run/bowline/rds)" ] || fail "files: $(ls /run/bowline/rds)"
+        rm "$AT/own/bowline-0"/*
+        chown 65534 "$AT/own/bowline-0"
+        refused "/run/bowline/rds belongs to user 65534 .*; $AT/own/bowline-0 belongs to user 65534 .*; set XDG_RUNTIME_DIR to a folder that only you may write"
+        [ -z "$(ls "$AT/own/bowline-0")" ] || fail "it has created something there"
+        TMPDIR="$AT/theirs"
+        refused "$AT/theirs belongs to user 65534"
+        [ "$(ls "$AT/theirs")" = own ] || fail "it has created something there"
         "#,
     );
 }

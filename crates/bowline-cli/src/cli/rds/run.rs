@@ -1,5 +1,6 @@
 //! `bowline run`: a program whose RDS sockets are those of the host's node.
 
+mod folder;
 pub(crate) mod started;
 
 use std::{
