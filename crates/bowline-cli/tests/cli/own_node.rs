@@ -120,8 +120,10 @@ fn a_node_is_required_on_request_and_found_where_it_runs() {
     in_a_machine_without_nodes(
         r#"
         code=0; "$BOWLINE" run --node=require true 2> "$AT/err" || code=$?
-        [ $code = 1 ] && grep -q "no node serves programs here (.*): start one with .bowline node." "$AT/err" || fail "$code: $(cat "$AT/err")"
+        [ $code = 1 ] && grep -q "no node serves programs here (.*): start one with .bowline node., or leave out --node=require" "$AT/err" || fail "$code: $(cat "$AT/err")"
         ! ls "$PLACES"/host*.lock 2> "$AT/none" || fail "a lock"
+        code=0; "$BOWLINE" run --node="$AT/none.sock" true 2> "$AT/err" || code=$?
+        [ $code = 1 ] && grep -q "$AT/none.sock: No such file.*: start one with .bowline node., with --programs and this path" "$AT/err" || fail "$code: $(cat "$AT/err")"
         begin node "$BOWLINE" node --address 127.0.0.1
         heard node ready
         for words in "" "--node=require"; do
@@ -137,6 +139,50 @@ fn a_node_is_required_on_request_and_found_where_it_runs() {
         heard other ready
         "$BOWLINE" run python3 -c "$bound" > "$AT/bound.out" 2> "$AT/err"
         grep -q "for programs of this user, on 127.0.0.1[;,]" "$AT/err" || fail "$(cat "$AT/err")"
+        "#,
+    );
+}
+
+/// Exit statuses and signals are those that a shell sees without `bowline run`.
+#[test]
+fn a_program_ends_as_it_would_without_a_node() {
+    in_a_machine_without_nodes(
+        r#"
+        ends() { code=0; "$BOWLINE" run "$@" > "$AT/ends.out" 2> "$AT/err" || code=$?; }
+        for signal in TERM KILL SEGV PIPE; do
+            expected=0; sh -c "kill -$signal \$\$" || expected=$?
+            ends sh -c "kill -$signal \$\$"
+            [ $code = $expected ] || fail "SIG$signal: $code, not $expected"
+        done
+        # The process that the shell has started is the program.
+        begin waiting "$BOWLINE" run sh -c 'trap "echo caught; exit 5" TERM; echo waits; while :; do sleep 0.1; done'
+        heard waiting waits
+        kill -TERM $(cat "$AT/waiting.pid")
+        code=0; wait $(cat "$AT/waiting.pid") || code=$?
+        [ $code = 5 ] || fail "SIGTERM of another: $code"
+        heard waiting caught
+        for stream in "" "trap '' USR1;"; do
+            sh -c "$stream exec grep ^Sig[BIC] /proc/self/status" > "$AT/signals"
+            ends sh -c "$stream exec \"$BOWLINE\" run grep ^Sig[BIC] /proc/self/status"
+            cmp "$AT/signals" "$AT/ends.out" || fail "$(cat "$AT/ends.out")"
+        done
+        node_is_gone
+        # A program that cannot be run. No node is started for it.
+        rm "$PLACES"/*
+        fails() { [ $code = $1 ] && grep -q "$2" "$AT/err" && [ "$(wc -l < "$AT/err")" = 1 ] || fail "$code: $(cat "$AT/err")"; }
+        mkdir "$AT/bin"
+        : > "$AT/bin/text"
+        ends no-such-command; fails 127 "no-such-command: no such command"
+        ends "$AT/none"; fails 127 "$AT/none: no such command"
+        ends "$AT/bin"; fails 126 "cannot run $AT/bin: is a directory"
+        ends "$AT/bin/text"; fails 126 "cannot run $AT/bin/text: permission denied"
+        PATH="$PATH:$AT/bin" ends text; fails 126 "cannot run $AT/bin/text: permission denied"
+        printf '#!/no/interpreter\n' > "$AT/bin/script"; chmod 755 "$AT/bin/script"
+        ends "$AT/bin/script"; fails 127 "cannot run $AT/bin/script: No such file"
+        # Without PATH not from the folder of the process.
+        cp "$AT/bin/text" "$AT/bin/here"; chmod 755 "$AT/bin/here"
+        code=0; (cd "$AT/bin" && env -u PATH "$BOWLINE" run here 2> "$AT/err") || code=$?; fails 127 "here: no such command"
+        [ -z "$(ls "$PLACES")" ] || fail "a node was started: $(ls "$PLACES")"
         "#,
     );
 }
