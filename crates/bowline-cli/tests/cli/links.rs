@@ -6,8 +6,8 @@ use bowline_testkit::skipped;
 
 use crate::support::Folder;
 
-/// Runs a script as root of its own network namespace, with an empty `/run`: no node of this machine
-/// is there. `None` where that is not possible.
+/// Runs a script as root of its own network namespace, with an empty `/run`, where no node of this
+/// machine is. `None` where that is not possible.
 pub(crate) fn apart(folder: &Folder, script: &str) -> Option<Output> {
     let manners = [&["-mn"][..], &["-rmn"]];
     let works = |manner: &&&[&str]| {

@@ -167,7 +167,7 @@ fn a_program_ends_as_it_would_without_a_node() {
             cmp "$AT/signals" "$AT/ends.out" || fail "$(cat "$AT/ends.out")"
         done
         node_is_gone
-        # A program that cannot be run. No node is started for it.
+        # It fails to run these programs, and starts no node for them.
         rm "$PLACES"/*
         fails() { [ $code = $1 ] && grep -q "$2" "$AT/err" && [ "$(wc -l < "$AT/err")" = 1 ] || fail "$code: $(cat "$AT/err")"; }
         mkdir "$AT/bin"

@@ -72,7 +72,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     Err(not_run(&program, &error))
 }
 
-/// Exit statuses of a shell for a program that does not exist, and for one that cannot be run.
+/// Exit statuses of a shell for a program that does not exist, and for one that it fails to run.
 const NOT_FOUND: u8 = 127;
 const NOT_RUN: u8 = 126;
 
