@@ -111,17 +111,24 @@ fn is_of_friend(found: &fs::Metadata) -> bool {
 pub(crate) const SYSTEM_RUN_DIR: &str = "/run";
 
 /// Returns a folder of run-time files of this user: `bowline/NAME` below `$XDG_RUNTIME_DIR`. It is
-/// below /run where that is not set, or where the folder that it names, or one below it on the way,
-/// belongs to another user than root and this one, as after `sudo -E`; nor does a link of another
-/// user lead there.
+/// below /run where that is not set, or where the folder that it names, or one on the way to it or
+/// below it, belongs to another user than root and this one, as after `sudo -E`; nor does a link of
+/// another user lead there.
 pub fn run_folder(name: &str) -> PathBuf {
     let below = |runtime: &Path| runtime.join("bowline").join(name);
     let given = std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty());
-    // What is not there is not another's.
-    let is_friends = |found: io::Result<fs::Metadata>| found.map_or(true, |it| is_of_friend(&it));
-    let is_own =
-        |path: &Path| is_friends(fs::symlink_metadata(path)) && is_friends(fs::metadata(path));
-    let is_believed = |folder: &PathBuf| folder.ancestors().take(3).all(is_own);
+    // On the way to it are folders of root, whose number is another one in a user namespace.
+    let root = fs::metadata("/").ok().map(|found| found.uid());
+    let is_of = |path: &Path, also: Option<u32>| {
+        // What is not there is not another's.
+        let is_friends = |it: fs::Metadata| is_of_friend(&it) || Some(it.uid()) == also;
+        let found = [fs::symlink_metadata(path), fs::metadata(path)];
+        found.into_iter().flatten().all(is_friends)
+    };
+    let is_believed = |folder: &PathBuf| {
+        let (mut own, mut around) = (folder.ancestors().take(3), folder.ancestors().skip(3));
+        own.all(|path| is_of(path, None)) && around.all(|path| is_of(path, root))
+    };
     let own = given.map(|runtime| below(Path::new(&runtime))).filter(is_believed);
     own.unwrap_or_else(|| below(Path::new(SYSTEM_RUN_DIR)))
 }

@@ -23,6 +23,7 @@ mod closer;
 mod control;
 #[doc(hidden)]
 pub mod core;
+mod descriptors;
 mod hand_over;
 mod heap;
 mod library;
@@ -56,10 +57,11 @@ use bowline_rds_driver::Driver;
 
 use accounts::{Accounts, Refusals};
 pub use accounts::{Refusal, Refused};
+pub use descriptors::keep_standard_streams;
 use hand_over::Successor;
 pub use hand_over::{HandOver, HostState, Predecessor, Sent};
 pub use library::{preload, preload_library, preload_library_of_musl};
-pub use namespace::{connect_within, namespace_at, network_namespace};
+pub use namespace::{NodeConnection, connect_within, network_namespace};
 pub use policy::{BindRule, Policy, Principals, Quota};
 use ready::Ready;
 use service::Service;

@@ -9,6 +9,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use bowline_host_wire::{Frame, Greeting, HEAD_LEN, Head, Op, VERSION};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
@@ -52,27 +53,49 @@ pub fn connect_within(place: &Path, limit: Duration) -> io::Result<UnixStream> {
     Ok(socket.into())
 }
 
-/// The network namespace of the node that serves programs at a place; 0 if it does not tell this
-/// user.
-///
-/// # Errors
-/// Those of the connection: nobody listens there, or nobody answers within two seconds.
-pub fn namespace_at(place: &Path) -> io::Result<u64> {
-    let mut stream = connect_within(place, PATIENCE)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
-    let hello = Head { op: Op::Hello, value: 0, a: VERSION, b: 0 };
-    let hello = hello.emit(0, 0, 0).ok_or(io::ErrorKind::InvalidData)?;
-    // Whoever is turned away has been answered, perhaps before it has asked.
-    let _ = stream.write_all(&hello);
-    let mut answer = [0; HEAD_LEN + Greeting::LEN];
-    let (head, rest) = answer.split_at_mut(HEAD_LEN);
-    stream.read_exact(head)?;
-    // The answer to one that is turned away is shorter.
-    let _ = stream.read_exact(rest);
-    let greeting = match Frame::parse(&answer) {
-        Ok(Some((frame, _))) if frame.head.value > 0 => Greeting::parse(frame.payload),
-        _ => None,
-    };
-    Ok(greeting.map_or(0, |greeting| greeting.namespace))
+/// A connection to the node that serves programs at a place, to ask what it is.
+#[derive(Debug)]
+pub struct NodeConnection(UnixStream);
+
+impl NodeConnection {
+    /// Connects to a node.
+    ///
+    /// # Errors
+    /// Those of [`connect_within`], with a limit of two seconds.
+    pub fn open(place: &Path) -> io::Result<Self> {
+        let stream = connect_within(place, PATIENCE)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
+        Ok(Self(stream))
+    }
+
+    /// Asks the node for its network namespace, once; 0 if it does not say, and `None` if it
+    /// refuses this user and ends the connection.
+    ///
+    /// # Errors
+    /// Nobody answers within two seconds, or the node ends.
+    pub fn namespace(&mut self) -> io::Result<Option<u64>> {
+        let hello = Head { op: Op::Hello, value: 0, a: VERSION, b: 0 };
+        let hello = hello.emit(0, 0, 0).ok_or(io::ErrorKind::InvalidData)?;
+        // Whoever is turned away has been answered, perhaps before it has asked.
+        let _ = self.0.write_all(&hello);
+        let mut answer = [0; HEAD_LEN + Greeting::LEN];
+        let (head, rest) = answer.split_at_mut(HEAD_LEN);
+        self.0.read_exact(head)?;
+        // The answer to one that is turned away is shorter.
+        let _ = self.0.read_exact(rest);
+        Ok(match Frame::parse(&answer) {
+            Ok(Some((frame, _))) if frame.head.value > 0 => {
+                Some(Greeting::parse(frame.payload).map_or(0, |greeting| greeting.namespace))
+            }
+            _ => None,
+        })
+    }
+
+    /// Tells whether the node has ended the connection, as it does when it ends.
+    pub fn has_ended(&self) -> bool {
+        let mut end = [PollFd::new(&self.0, PollFlags::empty())];
+        let ready = poll(&mut end, Some(&Timespec::default()));
+        ready.is_ok() && end[0].revents().contains(PollFlags::HUP)
+    }
 }

@@ -15,6 +15,8 @@ pub enum Failure {
     Failed(String),
     /// A command on devices, sessions or paths failed: the low 8 bits of -errno [NB-41].
     Errno(Errno, String),
+    /// A program could not be run: the exit status that a shell has then.
+    Program(u8, String),
     /// The work failed and the command has already said so: exit status 1.
     Reported,
 }
@@ -40,6 +42,10 @@ impl Failure {
                 note!("error: {}", shown(text));
                 errno.neg() as u8
             }
+            Self::Program(status, text) => {
+                note!("{name}: {}", shown(text));
+                *status
+            }
             Self::Reported => 1,
         }
     }
@@ -53,7 +59,10 @@ impl Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Usage(text) | Self::Failed(text) | Self::Errno(_, text) => f.write_str(text),
+            Self::Usage(text)
+            | Self::Failed(text)
+            | Self::Errno(_, text)
+            | Self::Program(_, text) => f.write_str(text),
             Self::Reported => f.write_str("it has said why"),
         }
     }

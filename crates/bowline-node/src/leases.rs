@@ -48,8 +48,9 @@ fn beside(place: &Path) -> PathBuf {
     place.with_file_name(name + ".sock")
 }
 
-/// Takes a lease of the node that serves programs at a place; `None`: that node needs none, since
-/// it stays without programs.
+/// Takes a lease of the node that serves programs at a place; `None`: nobody gives leases there,
+/// because the node stays without programs, or because it has ended.
+/// [`Reached::lease`](crate::programs::Reached::lease) tells one from the other.
 ///
 /// # Errors
 /// The node is about to end.

@@ -5,7 +5,7 @@ use std::{
     fs::{self, Permissions},
     io::{self, ErrorKind},
     iter,
-    os::fd::BorrowedFd,
+    os::fd::{BorrowedFd, OwnedFd},
     os::unix::{
         fs::{DirBuilderExt, MetadataExt, PermissionsExt},
         net::{SocketAddr, UnixListener, UnixStream},
@@ -16,9 +16,12 @@ use std::{
 use crate::{Failure, Outcome};
 use bowline::rds::Node;
 use bowline_ctl::OwnedFile;
-use bowline_host::{HandOver, Host, HostState, Policy, Quota, Refusal, namespace_at};
+use bowline_host::{HandOver, Host, HostState, NodeConnection, Policy, Quota, Refusal};
 
-use crate::namespaces::{Whose, numbered};
+use crate::{
+    leases,
+    namespaces::{Whose, numbered},
+};
 
 /// Serves programs until it is dropped.
 pub struct Programs {
@@ -252,16 +255,51 @@ fn folder() -> PathBuf {
     bowline_ctl::run_folder(FOLDER)
 }
 
-/// Asks whose node listens at a place; fails where nobody does, or nobody that this user may ask.
-fn whose(place: &Path) -> io::Result<Whose> {
-    match namespace_at(place) {
-        Ok(namespace) => Ok(Whose::of(namespace)),
-        Err(error) => match error.kind() {
-            ErrorKind::NotFound | ErrorKind::ConnectionRefused | ErrorKind::PermissionDenied => {
-                Err(error)
-            }
-            _ => Ok(Whose::Unknown),
-        },
+/// A place at which somebody listens.
+#[derive(Debug)]
+pub struct Reached {
+    /// The path of the place.
+    pub place: PathBuf,
+    whose: Whose,
+    /// To the node, unless it has refused this user.
+    connection: Option<NodeConnection>,
+}
+
+impl Reached {
+    /// Asks whose node listens at a place.
+    ///
+    /// # Errors
+    /// Nobody listens there, or nobody that this user may ask.
+    pub fn at(place: &Path) -> io::Result<Self> {
+        let reached = |whose, connection| Ok(Self { place: place.to_owned(), whose, connection });
+        let mut connection = match NodeConnection::open(place) {
+            Ok(connection) => connection,
+            Err(error) => match error.kind() {
+                ErrorKind::NotFound
+                | ErrorKind::ConnectionRefused
+                | ErrorKind::PermissionDenied => return Err(error),
+                _ => return reached(Whose::Unknown, None),
+            },
+        };
+        match connection.namespace() {
+            Ok(Some(namespace)) => reached(Whose::of(namespace), Some(connection)),
+            Ok(None) => reached(Whose::of(0), None),
+            Err(_) => reached(Whose::Unknown, Some(connection)),
+        }
+    }
+
+    /// Takes a lease of the node; `None`: it needs none, since it stays without programs.
+    ///
+    /// # Errors
+    /// The node is about to end, or has ended since it was reached.
+    pub fn lease(&self) -> io::Result<Option<OwnedFd>> {
+        let lease = leases::take(&self.place)?;
+        // A node serves programs no longer than it gives leases. So one that still has the
+        // connection gave none when it was asked, and one that has ended may have given some.
+        if lease.is_none() && self.connection.as_ref().is_some_and(NodeConnection::has_ended) {
+            return Err(io::Error::new(ErrorKind::ConnectionAborted, "the connection was closed"));
+        }
+        Ok(lease)
     }
 }
 
@@ -270,7 +308,8 @@ fn whose(place: &Path) -> io::Result<Whose> {
 pub fn default_path() -> PathBuf {
     let mut paths = names().into_iter().map(|name| folder().join(name));
     let own = paths.next().unwrap_or_default();
-    let is_only = |usual: &PathBuf| whose(&own).is_err() && matches!(whose(usual), Ok(Whose::Ours));
+    let is_ours = |place: &Path| Reached::at(place).is_ok_and(|node| node.whose == Whose::Ours);
+    let is_only = |usual: &PathBuf| Reached::at(&own).is_err() && is_ours(usual);
     paths.find(is_only).unwrap_or(own)
 }
 
@@ -295,15 +334,18 @@ pub struct Unreachable {
 ///
 /// # Errors
 /// Why there is none.
-pub fn reachable(places: &[PathBuf]) -> Result<PathBuf, Unreachable> {
+pub fn reachable(places: &[PathBuf]) -> Result<Reached, Unreachable> {
     let (mut why, mut unknown, mut is_closed) = (Vec::new(), None, false);
     for place in places {
-        match whose(place) {
-            Ok(Whose::Ours) => return Ok(place.clone()),
-            Ok(Whose::Others) => {
-                why.push(format!("{}: its node serves another network namespace", place.display()));
-            }
-            Ok(Whose::Unknown) => unknown = unknown.or_else(|| Some(place.clone())),
+        match Reached::at(place) {
+            Ok(node) => match node.whose {
+                Whose::Ours => return Ok(node),
+                Whose::Others => why.push(format!(
+                    "{}: its node serves another network namespace",
+                    place.display()
+                )),
+                Whose::Unknown => unknown = unknown.or(Some(node)),
+            },
             Err(error) => {
                 is_closed |= error.kind() == ErrorKind::PermissionDenied;
                 why.push(format!("{}: {error}", place.display()));

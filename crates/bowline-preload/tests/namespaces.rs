@@ -77,6 +77,7 @@ fn sockets_belong_to_the_namespace_of_their_thread_and_work_everywhere() {
     if Command::new("ip").arg("-V").output().is_err() {
         return skipped::without("ip");
     }
+    bowline_testkit::apart::from_nodes();
     let runtime = std::env::temp_dir().join(format!("bowline-namespaces-{}", std::process::id()));
     let folder = runtime.join("bowline/rds");
     std::fs::create_dir_all(&folder).unwrap();

@@ -7,7 +7,7 @@ use std::{
     thread,
 };
 
-use bowline_host::{HandOver, namespace_at};
+use bowline_host::{HandOver, NodeConnection};
 
 use crate::support::{Folder, Running, run, start};
 
@@ -20,7 +20,7 @@ fn node(folder: &Folder, place: &Path, address: &str, more: &[&str]) -> Running 
 }
 
 fn is_served(place: &Path) -> bool {
-    namespace_at(place).is_ok()
+    NodeConnection::open(place).is_ok_and(|mut node| node.namespace().is_ok())
 }
 
 /// Its queue is full, and it accepts nobody.

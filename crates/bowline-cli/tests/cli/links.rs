@@ -6,20 +6,23 @@ use bowline_testkit::skipped;
 
 use crate::support::Folder;
 
-/// Runs a script as root of its own network namespace; `None` where that is not possible.
+/// Runs a script as root of its own network namespace, with an empty `/run`, where no node of this
+/// machine is. `None` where that is not possible.
 pub(crate) fn apart(folder: &Folder, script: &str) -> Option<Output> {
-    let manners = [&["-n"][..], &["-rn"]];
+    let manners = [&["-mn"][..], &["-rmn"]];
     let works = |manner: &&&[&str]| {
         let mut try_out = Command::new("unshare");
-        let words = "ip link set lo up; ip link add x0 type veth peer name x1; unshare -n true";
+        let words = "mount -t tmpfs tmpfs /run; ip link set lo up; ip link add x0 type veth peer \
+                     name x1; unshare -n true";
         try_out.args(**manner).args(["sh", "-ec", words]).stderr(Stdio::null());
         try_out.status().is_ok_and(|status| status.success())
     };
     let Some(manner) = manners.iter().find(works) else {
-        skipped::because("no network namespaces for this user, or no veth");
+        skipped::because("no network and mount namespaces for this user, or no veth");
         return None;
     };
     let common = r#"
+        mount -t tmpfs tmpfs /run
         ip link set lo up
         trap 'kill $(cat "$AT"/*.pid) 2> /dev/null || true' EXIT
         fail() { echo "failed: $*" >&2; cat "$AT"/*.out >&2; exit 1; }

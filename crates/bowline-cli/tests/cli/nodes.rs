@@ -604,11 +604,11 @@ fn a_program_runs_on_the_sockets_of_a_node() {
     assert!(shown.out.contains("127.41.40.1") && shown.out.contains("4000"), "{shown:?}");
     program.signal("-KILL");
     program.finish();
-    for (words, part) in [
-        (&["run", "no-such-program"][..], "no such command"),
-        (&["run", "--node", "/nonexistent", "true"], "/nonexistent"),
+    for (words, code, part) in [
+        (&["run", "no-such-program"][..], 127, "no such command"),
+        (&["run", "--node", "/nonexistent", "true"], 1, "/nonexistent"),
     ] {
-        let done = run(&folder, words).exits(1);
+        let done = run(&folder, words).exits(code);
         assert!(done.err.contains(part), "{done:?}");
     }
     run(&folder, &["run"]).exits(2);

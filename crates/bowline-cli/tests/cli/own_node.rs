@@ -1,5 +1,7 @@
 //! `bowline run` where no node runs: it starts one, which ends with its programs.
 
+use bowline_testkit::skipped;
+
 use crate::links::{apart, succeeded};
 use crate::nodes::build_library;
 use crate::support::Folder;
@@ -10,6 +12,10 @@ const COMMON: &str = r#"
     PLACES="$XDG_RUNTIME_DIR/bowline/rds"
     # The node that was started here has its lock until it ends.
     node_is_gone() { n=0; until flock -n "$PLACES"/host*.lock true; do n=$((n + 1)); [ $n -lt 600 ] || fail "a node is left"; sleep 0.1; done; }
+    # Runs a program on a socket, which succeeds, and what is said goes to "err"; the node ends after it.
+    binds() { "$BOWLINE" run python3 -c "$bound" > "$AT/bound.out" 2> "$AT/err" || fail "$(cat "$AT/err")"; grep -q bound "$AT/bound.out"; }
+    # No program is run, for a reason that has these words.
+    refused() { code=0; "$BOWLINE" run touch "$AT/ran" 2> "$AT/err" || code=$?; [ $code = 1 ] && [ ! -e "$AT/ran" ] && grep -q "$1" "$AT/err" || fail "$code, without $1: $(cat "$AT/err")"; }
     node_runs() { ! flock -n "$PLACES"/host*.lock true || fail "no node runs"; }
     bound='from socket import *; s = socket(AF_RDS, SOCK_SEQPACKET); s.bind(("127.0.0.1", 0)); print("bound", flush=True)'
     one='from socket import *; s = socket(AF_RDS, SOCK_SEQPACKET); s.bind(("127.0.0.1", 4000)); print("waits", flush=True); print(s.recv(9).decode(), flush=True)'
@@ -114,8 +120,10 @@ fn a_node_is_required_on_request_and_found_where_it_runs() {
     in_a_machine_without_nodes(
         r#"
         code=0; "$BOWLINE" run --node=require true 2> "$AT/err" || code=$?
-        [ $code = 1 ] && grep -q "no node serves programs here (.*): start one with .bowline node." "$AT/err" || fail "$code: $(cat "$AT/err")"
+        [ $code = 1 ] && grep -q "no node serves programs here (.*): start one with .bowline node., or leave out --node=require" "$AT/err" || fail "$code: $(cat "$AT/err")"
         ! ls "$PLACES"/host*.lock 2> "$AT/none" || fail "a lock"
+        code=0; "$BOWLINE" run --node="$AT/none.sock" true 2> "$AT/err" || code=$?
+        [ $code = 1 ] && grep -q "$AT/none.sock: No such file.*: start one with .bowline node., with --programs and this path" "$AT/err" || fail "$code: $(cat "$AT/err")"
         begin node "$BOWLINE" node --address 127.0.0.1
         heard node ready
         for words in "" "--node=require"; do
@@ -131,6 +139,50 @@ fn a_node_is_required_on_request_and_found_where_it_runs() {
         heard other ready
         "$BOWLINE" run python3 -c "$bound" > "$AT/bound.out" 2> "$AT/err"
         grep -q "for programs of this user, on 127.0.0.1[;,]" "$AT/err" || fail "$(cat "$AT/err")"
+        "#,
+    );
+}
+
+/// Exit statuses and signals are those that a shell sees without `bowline run`.
+#[test]
+fn a_program_ends_as_it_would_without_a_node() {
+    in_a_machine_without_nodes(
+        r#"
+        ends() { code=0; "$BOWLINE" run "$@" > "$AT/ends.out" 2> "$AT/err" || code=$?; }
+        for signal in TERM KILL SEGV PIPE; do
+            expected=0; sh -c "kill -$signal \$\$" || expected=$?
+            ends sh -c "kill -$signal \$\$"
+            [ $code = $expected ] || fail "SIG$signal: $code, not $expected"
+        done
+        # The process that the shell has started is the program.
+        begin waiting "$BOWLINE" run sh -c 'trap "echo caught; exit 5" TERM; echo waits; while :; do sleep 0.1; done'
+        heard waiting waits
+        kill -TERM $(cat "$AT/waiting.pid")
+        code=0; wait $(cat "$AT/waiting.pid") || code=$?
+        [ $code = 5 ] || fail "SIGTERM of another: $code"
+        heard waiting caught
+        for stream in "" "trap '' USR1;"; do
+            sh -c "$stream exec grep ^Sig[BIC] /proc/self/status" > "$AT/signals"
+            ends sh -c "$stream exec \"$BOWLINE\" run grep ^Sig[BIC] /proc/self/status"
+            cmp "$AT/signals" "$AT/ends.out" || fail "$(cat "$AT/ends.out")"
+        done
+        node_is_gone
+        # It fails to run these programs, and starts no node for them.
+        rm "$PLACES"/*
+        fails() { [ $code = $1 ] && grep -q "$2" "$AT/err" && [ "$(wc -l < "$AT/err")" = 1 ] || fail "$code: $(cat "$AT/err")"; }
+        mkdir "$AT/bin"
+        : > "$AT/bin/text"
+        ends no-such-command; fails 127 "no-such-command: no such command"
+        ends "$AT/none"; fails 127 "$AT/none: no such command"
+        ends "$AT/bin"; fails 126 "cannot run $AT/bin: is a directory"
+        ends "$AT/bin/text"; fails 126 "cannot run $AT/bin/text: permission denied"
+        PATH="$PATH:$AT/bin" ends text; fails 126 "cannot run $AT/bin/text: permission denied"
+        printf '#!/no/interpreter\n' > "$AT/bin/script"; chmod 755 "$AT/bin/script"
+        ends "$AT/bin/script"; fails 127 "cannot run $AT/bin/script: No such file"
+        # Without PATH not from the folder of the process.
+        cp "$AT/bin/text" "$AT/bin/here"; chmod 755 "$AT/bin/here"
+        code=0; (cd "$AT/bin" && env -u PATH "$BOWLINE" run here 2> "$AT/err") || code=$?; fails 127 "here: no such command"
+        [ -z "$(ls "$PLACES")" ] || fail "a node was started: $(ls "$PLACES")"
         "#,
     );
 }
@@ -152,8 +204,127 @@ fn without_its_own_folder_a_user_has_one_for_temporary_files() {
         # Others could replace what is in such a folder.
         wait $(cat "$AT/one.pid")
         chmod 777 "$AT/bowline-$(id -u)"
-        code=0; "$BOWLINE" run true 2> "$AT/err" || code=$?
-        [ $code = 1 ] || fail "a folder of others: $code"
+        refused "$AT/file/.*; $AT/bowline-.* has mode 0777.*; set XDG_RUNTIME_DIR to a folder that only you may write"
+        "#,
+    );
+}
+
+/// Others could write to the folder, and made links there, before it was closed to them.
+#[test]
+fn a_node_is_started_with_files_of_its_own_and_no_links() {
+    in_a_machine_without_nodes(
+        r#"
+        export TMPDIR="$AT"
+        binds
+        node_is_gone
+        echo precious > "$AT/precious"
+        for file in "$PLACES"/host*.log "$PLACES"/host*.lock; do
+            for words in "-s" ""; do
+                rm "$file"
+                ln $words "$AT/precious" "$file"
+                refused "$file is a link, or not a file of this user: remove it"
+                grep -q precious "$AT/precious" || fail "it has written to $file, a link"
+            done
+            # Nor does it wait for who reads a pipe.
+            rm "$file"
+            mkfifo "$file"
+            refused "$file is a link, or not a file of this user"
+            rm "$file"
+        done
+        ln -s "$AT/nowhere" "$PLACES/link"
+        mv "$PLACES/link" "$file"
+        refused "$file is a link"
+        [ ! -e "$AT/nowhere" ] || fail "it has created what a link leads to"
+        rm "$file"
+        binds
+        node_is_gone
+        # Where others may write now it starts none, but in the folder for temporary files.
+        chmod 777 "$PLACES"
+        rm "$PLACES"/*
+        binds
+        grep -q "its log: $AT/bowline-$(id -u)/host" "$AT/err" || fail "$(cat "$AT/err")"
+        [ -z "$(ls "$PLACES")" ] || fail "files: $(ls "$PLACES")"
+        PLACES="$AT/bowline-$(id -u)"
+        node_is_gone
+        # That one is a link.
+        mv "$PLACES" "$AT/theirs"
+        ln -s "$AT/theirs" "$PLACES"
+        refused "$PLACES is a symbolic link"
+        "#,
+    );
+}
+
+/// As root, with the environment of another user, who has made folders beforehand.
+#[test]
+fn a_node_of_root_is_in_no_folder_of_another_user() {
+    if !rustix::process::geteuid().is_root() {
+        skipped::because("only root can give folders away");
+        return;
+    }
+    in_a_machine_without_nodes(
+        r#"
+        begins_in() { binds; grep -q "its log: $1/host" "$AT/err" || fail "not in $1: $(cat "$AT/err")"; PLACES=$1; node_is_gone; }
+        mkdir "$AT/own" "$AT/theirs"
+        chown 65534 "$AT/theirs"
+        export TMPDIR="$AT/own" XDG_RUNTIME_DIR="$AT/theirs"
+        begins_in /run/bowline/rds
+        # A folder of root's, in one where the other user can rename it.
+        mkdir "$AT/theirs/own"
+        XDG_RUNTIME_DIR="$AT/theirs/own"
+        begins_in /run/bowline/rds
+        [ -z "$(ls "$AT/theirs/own")" ] || fail "it has created something there"
+        # As the package has it, for the service.
+        unset XDG_RUNTIME_DIR
+        rm /run/bowline/rds/*
+        chown 65534 /run/bowline/rds
+        begins_in "$AT/own/bowline-0"
+        [ -z "$(ls /run/bowline/rds)" ] || fail "files: $(ls /run/bowline/rds)"
+        rm "$AT/own/bowline-0"/*
+        chown 65534 "$AT/own/bowline-0"
+        refused "/run/bowline/rds belongs to user 65534 .*; $AT/own/bowline-0 belongs to user 65534 .*; set XDG_RUNTIME_DIR to a folder that only you may write"
+        [ -z "$(ls "$AT/own/bowline-0")" ] || fail "it has created something there"
+        TMPDIR="$AT/theirs"
+        refused "$AT/theirs belongs to user 65534"
+        [ "$(ls "$AT/theirs")" = own ] || fail "it has created something there"
+        "#,
+    );
+}
+
+/// The node outlives the program, and what the program has closed is closed.
+#[test]
+fn a_node_has_nothing_open_that_the_program_was_given() {
+    in_a_machine_without_nodes(
+        r#"
+        mkfifo "$AT/pipe" "$AT/hold"
+        begin reader sh -c 'cat "$AT/pipe"; echo ended'
+        begin holder "$BOWLINE" run sh -c 'echo given >&9; exec 9>&-; echo closed; read line < "$AT/hold"' 9> "$AT/pipe"
+        heard holder closed
+        heard reader ended
+        grep -q given "$AT/reader.out"
+        node_runs
+        echo end > "$AT/hold"
+        node_is_gone
+        "#,
+    );
+}
+
+/// Whoever listened when it was looked for has ended before it was asked to stay.
+#[test]
+fn a_node_that_has_just_ended_is_not_taken_for_one_that_stays() {
+    in_a_machine_without_nodes(
+        r#"
+        mkdir -m 700 -p "$PLACES"
+        # It ends with the second connection: the first one asks whose it is.
+        begin ending python3 -c 'import os, socket, sys
+place = sys.argv[1]
+s = socket.socket(socket.AF_UNIX); s.bind(place); s.listen(); print("listens", flush=True)
+s.accept()[0].close()
+last, _ = s.accept()
+os.unlink(place); s.close(); last.close()' "$PLACES/host.sock"
+        heard ending listens
+        binds
+        grep -q "started one" "$AT/err" || fail "$(cat "$AT/err")"
+        node_is_gone
         "#,
     );
 }

@@ -16,11 +16,13 @@ use std::{
 /// Longest run of any command in a test.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// A folder that is removed at the end; control sockets lie in it, too.
+/// A folder that is removed at the end; control sockets lie in it, too. With it a test leaves the
+/// nodes of this machine.
 pub(crate) struct Folder(PathBuf);
 
 impl Folder {
     pub(crate) fn new() -> Self {
+        bowline_testkit::apart::from_nodes();
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let name = format!("bowline-cli-{}-{number}", std::process::id());

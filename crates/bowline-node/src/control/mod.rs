@@ -402,6 +402,6 @@ fn place_of_another() -> Option<PathBuf> {
     let is_closed = |folder: PathBuf| {
         fs::read_dir(folder).is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied)
     };
-    let place = || programs::reachable(&programs::places()).ok();
+    let place = || programs::reachable(&programs::places()).ok().map(|node| node.place);
     if folders().into_iter().any(is_closed) { place() } else { None }
 }

@@ -45,6 +45,7 @@ pub(crate) struct Folder(pub(crate) PathBuf);
 
 impl Folder {
     pub(crate) fn new(name: &str) -> Self {
+        bowline_testkit::apart::from_nodes();
         let path =
             std::env::temp_dir().join(format!("bowline-false-{}-{name}", std::process::id()));
         fs::create_dir(&path).unwrap();

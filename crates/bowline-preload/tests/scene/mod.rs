@@ -42,7 +42,9 @@ impl Scene {
         Self::at(net, [1, 2].map(|host| format!("127.78.{net}.{host}")))
     }
 
+    /// A number of a network for a new scene, which the nodes of this machine have no part in.
     pub(crate) fn next() -> u8 {
+        bowline_testkit::apart::from_nodes();
         static NEXT: AtomicU8 = AtomicU8::new(1);
         NEXT.fetch_add(1, Ordering::Relaxed)
     }

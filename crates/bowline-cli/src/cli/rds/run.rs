@@ -1,21 +1,25 @@
 //! `bowline run`: a program whose RDS sockets are those of the host's node.
 
+mod folder;
 pub(crate) mod started;
 
 use std::{
     env,
     ffi::{OsStr, OsString},
+    io,
     os::{
         fd::{AsFd, OwnedFd},
         unix::process::CommandExt,
     },
     path::{Path, PathBuf},
     process::Command,
-    time::Duration,
 };
 
-use bowline_host::{connect_within, preload, preload_library, preload_library_of_musl};
-use bowline_node::{Failure, Outcome, leases, programs};
+use bowline_host::{NodeConnection, preload, preload_library, preload_library_of_musl};
+use bowline_node::{
+    Failure, Outcome,
+    programs::{self, Reached},
+};
 use rustix::{
     fs::{Access, access},
     io::{FdFlags, fcntl_dupfd_cloexec, fcntl_setfd},
@@ -25,8 +29,6 @@ use rustix::{
 use self::started::{Found, find_or_start};
 use super::libc::{self, Libc};
 
-/// How long a node whose path is given may take to accept a connection.
-const PATIENCE: Duration = Duration::from_secs(2);
 /// Instead of a path: a node has to run.
 const REQUIRE: &str = "require";
 
@@ -40,6 +42,9 @@ const REQUIRE: &str = "require";
 /// Child processes use the node too, if they have the same C library (glibc or musl). Not possible
 /// for programs that are linked statically, that gain privileges when they start (setuid), or that
 /// make system calls without the C library.
+///
+/// The exit status is that of the program, which gets all signals. Without it: 127 if there is no
+/// such program, 126 if it cannot be run, 1 if there is no node, 2 for a wrong command line.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Path of the node's socket for programs, or `require`: fail where no node runs [default: that
@@ -64,46 +69,61 @@ pub(crate) fn run(args: &Args) -> Outcome {
     let mut command = Command::new(&program);
     preload(&mut command, &library, place.as_deref());
     let error = command.arg0(name).args(words).exec();
-    Err(Failure::failed(format!("cannot start {}: {error}", program.display())))
+    Err(not_run(&program, &error))
+}
+
+/// Exit statuses of a shell for a program that does not exist, and for one that it fails to run.
+const NOT_FOUND: u8 = 127;
+const NOT_RUN: u8 = 126;
+
+fn not_run(program: &Path, error: &io::Error) -> Failure {
+    let status = if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { NOT_RUN };
+    Failure::Program(status, format!("cannot run {}: {error}", program.display()))
 }
 
 /// The library for a program, which has to be of the same C library.
 fn library_for(program: &Path) -> Outcome<PathBuf> {
-    let libc = libc::of(program);
-    match libc.map_err(|e| Failure::failed(format!("cannot read {}: {e}", program.display())))? {
+    match libc::of(program).map_err(|error| not_run(program, &error))? {
         Libc::Other => preload_library().map_err(Failure::failed),
         Libc::Musl => preload_library_of_musl().map_err(Failure::failed),
-        Libc::None => Err(Failure::failed(format!(
-            "{} is linked statically, so its calls cannot be intercepted: use one that is linked \
-             dynamically",
-            program.display()
-        ))),
+        Libc::None => {
+            let text = format!(
+                "{} is linked statically, so its calls cannot be intercepted: use one that is \
+                 linked dynamically",
+                program.display()
+            );
+            Err(Failure::Program(NOT_RUN, text))
+        }
     }
 }
 
 /// Looks for a node that answers.
 fn node(given: Option<&Path>) -> Outcome<Found> {
-    let (place, given) = match given {
+    let (node, place, advice) = match given {
         None => return find_or_start(),
         Some(word) if word == REQUIRE => {
-            (programs::reachable(&programs::places()).map_err(|none| none.why), None)
+            let node = programs::reachable(&programs::places()).map_err(|none| none.why);
+            (node, None, "or leave out --node=require")
         }
-        // What is told is not asked of which namespace it is.
+        // Its network namespace does not matter: the user has named it.
         Some(place) => {
             let failed = |error| format!("{}: {error}", place.display());
-            let place = connect_within(place, PATIENCE).map(|_| place.to_owned()).map_err(failed);
-            (place, given)
+            // It has to accept a connection, at least.
+            let node = NodeConnection::open(place).and_then(|_| Reached::at(place));
+            (node.map_err(failed), Some(place.to_owned()), "with --programs and this path")
         }
     };
-    let leased = place.and_then(|place| {
-        leases::take(&place).map_err(|error| format!("{}: it ends: {error}", place.display()))
-    });
-    let place = given.map(Path::to_owned);
+    let leased = node.and_then(|node| leased(&node));
     leased.map(|lease| Found { place, lease }).map_err(|why| {
         Failure::failed(format!(
-            "no node serves programs here ({why}): start one with `bowline node`"
+            "no node serves programs here ({why}): start one with `bowline node`, {advice}"
         ))
     })
+}
+
+/// Takes a lease of a node that needs it.
+fn leased(node: &Reached) -> Result<Option<OwnedFd>, String> {
+    node.lease().map_err(|error| format!("{}: it ends: {error}", node.place.display()))
 }
 
 /// A number that programs do not expect to be the next one.
@@ -123,15 +143,27 @@ fn kept(lease: &OwnedFd) -> Outcome<OwnedFd> {
     })
 }
 
+/// Where programs are if `PATH` is not set: as for `execvp`, not in the folder of this process.
+const FOLDERS: &str = "/bin:/usr/bin";
+
 /// The file of a program, as a shell finds it.
 fn find(name: &OsStr) -> Outcome<PathBuf> {
     let path = Path::new(name);
-    if path.components().count() > 1 {
-        return Ok(path.to_owned());
+    let places: Vec<_> = if path.components().count() > 1 {
+        vec![path.to_owned()]
+    } else {
+        let folders = env::var_os("PATH").unwrap_or_else(|| FOLDERS.into());
+        env::split_paths(&folders).map(|folder| folder.join(path)).collect()
+    };
+    if let Some(found) = first_program(places.iter().cloned()) {
+        return Ok(found);
     }
-    let folders = env::var_os("PATH").unwrap_or_default();
-    let found = first_program(env::split_paths(&folders).map(|folder| folder.join(path)));
-    found.ok_or_else(|| Failure::failed(format!("{}: no such command", path.display())))
+    let is_there = |place: &&PathBuf| place.exists();
+    Err(match places.iter().find(is_there) {
+        Some(place) if place.is_dir() => not_run(place, &io::ErrorKind::IsADirectory.into()),
+        Some(place) => not_run(place, &io::ErrorKind::PermissionDenied.into()),
+        None => Failure::Program(NOT_FOUND, format!("{}: no such command", path.display())),
+    })
 }
 
 /// The first that is a file which this process may start: `execvp`, too, tries the next folder.

@@ -17,7 +17,7 @@ pub(super) struct More {
 const RUNTIME: Entry = (
     "XDG_RUNTIME_DIR",
     "Folder of this user's sockets, below which bowline has a folder of its own; /run without it, \
-     or where it, or bowline's folder in it, belongs to neither root nor the user. Commands that ask a process look in /run/bowline, too, where services have their sockets.",
+     or where it, a folder around it, or bowline's folder in it, belongs to neither root nor the user. Commands that ask a process look in /run/bowline, too, where services have their sockets.",
 );
 const NOTIFY: Entry = (
     "NOTIFY_SOCKET, WATCHDOG_USEC, WATCHDOG_PID",
@@ -203,7 +203,8 @@ const RUN: More = More {
         (
             "$XDG_RUNTIME_DIR/bowline/rds/host-NUMBER.log",
             "What a node has said that was started by `bowline run`; below /run without that \
-             variable, and in $TMPDIR/bowline-USER where this user may make no folder there.",
+             variable, and in $TMPDIR/bowline-USER where this user may make no folder there, or \
+             others could exchange the files in it.",
         ),
     ],
     environment: &[

@@ -15,25 +15,25 @@
 use std::{
     env,
     ffi::OsString,
-    fs::{self, DirBuilder, File, OpenOptions, TryLockError},
+    fs::{self, File, TryLockError},
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener},
-    os::{
-        fd::OwnedFd,
-        unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
-    },
+    os::fd::OwnedFd,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
 
+use bowline_host::keep_standard_streams;
 use bowline_node::{
     Failure, Outcome, leases,
     programs::{self, Unreachable},
     rdma_device,
 };
 use bowline_wire::rds::TCP_PORT;
+
+use super::{folder, leased};
 
 /// How long a node may take to start, or to end before the next one starts.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -50,9 +50,13 @@ pub(crate) struct Args {
     words: Vec<OsString>,
 }
 
-/// Starts `bowline` with these words, and leaves it alone.
+/// Starts `bowline` with these words, and leaves it alone. What the program was given to have open
+/// is not for a node that outlives it.
 pub(crate) fn run(args: &Args) -> Outcome {
-    let start = || Command::new(env::current_exe()?).args(&args.words).spawn();
+    let start = || {
+        keep_standard_streams()?;
+        Command::new(env::current_exe()?).args(&args.words).spawn()
+    };
     start().map(drop).map_err(|error| Failure::failed(format!("cannot start a node: {error}")))
 }
 
@@ -69,25 +73,36 @@ pub(super) fn find_or_start() -> Outcome<Found> {
     let home = Home::own();
     let until = Instant::now() + PATIENCE;
     loop {
-        let Unreachable { why, is_closed } = match home.found() {
+        let Unreachable { why, is_closed } = match found(home.as_ref().ok()) {
             Ok(found) => return Ok(found),
             Err(none) => none,
         };
-        let cannot = |error: String| {
+        let cannot = |error: &str| {
             Failure::failed(format!(
                 "no node serves programs here ({why}), and none starts: {error}"
             ))
         };
-        let lock = home.lock().map_err(|error| cannot(home.trouble(&error)))?;
-        // Whoever had the lock before may have started one.
-        if let (Some(lock), Err(_)) = (lock, home.found()) {
-            return home.start(lock, is_closed, until).map_err(cannot);
+        let home = home.as_ref().map_err(|error| cannot(error))?;
+        if let Some(lock) = home.lock().map_err(|error| cannot(&error))? {
+            // Whoever had the lock before may have started one.
+            let start = |_| home.start(lock, is_closed, until).map_err(|error| cannot(&error));
+            return found(Some(home)).or_else(start);
         }
         if Instant::now() > until {
-            return Err(cannot("another one is about to start or to end, for too long".to_owned()));
+            return Err(cannot("another one is about to start or to end, for too long"));
         }
         thread::sleep(PAUSE);
     }
+}
+
+/// Finds a node that serves, and takes a lease of one that needs it. Programs do not look into a
+/// temporary folder.
+fn found(home: Option<&Home>) -> Result<Found, Unreachable> {
+    let own = home.filter(|home| home.is_temporary).map(|home| &home.place);
+    let places: Vec<_> = programs::places().into_iter().chain(own.cloned()).collect();
+    let node = programs::reachable(&places)?;
+    let lease = leased(&node).map_err(|why| Unreachable { why, is_closed: false })?;
+    Ok(Found { place: Some(node.place).filter(|place| Some(place) == own), lease })
 }
 
 /// The folder in which a node is started, and the name of its files.
@@ -98,22 +113,24 @@ struct Home {
 }
 
 impl Home {
-    /// Where nodes of this user are, or where this user may make no folder there, one for temporary
-    /// files.
-    fn own() -> Self {
+    /// Where nodes of this user are; or where this user has no folder of its own there, one for
+    /// temporary files. Fails where neither is safe.
+    fn own() -> Result<Self, String> {
         let default = programs::default_path();
-        let make = |place: &Path| {
-            DirBuilder::new().recursive(true).mode(0o700).create(bowline_ctl::folder_of(place))
+        let Err(error) = folder::create(bowline_ctl::folder_of(&default)) else {
+            return Ok(Self { place: default, is_temporary: false });
         };
-        if make(&default).is_ok() && is_writable(bowline_ctl::folder_of(&default)) {
-            return Self { place: default, is_temporary: false };
-        }
         let user = rustix::process::geteuid().as_raw();
-        let folder = env::temp_dir().join(format!("bowline-{user}"));
-        let place = folder.join(default.file_name().unwrap_or_default());
-        // If this fails, so does what is made there.
-        let _ = make(&place);
-        Self { place, is_temporary: true }
+        let temporary = env::temp_dir().join(format!("bowline-{user}"));
+        match folder::create(&temporary) {
+            Ok(()) => {
+                let place = temporary.join(default.file_name().unwrap_or_default());
+                Ok(Self { place, is_temporary: true })
+            }
+            Err(other) => Err(format!(
+                "{error}; {other}; set XDG_RUNTIME_DIR to a folder that only you may write"
+            )),
+        }
     }
 
     /// A file of this node, beside its place.
@@ -121,51 +138,24 @@ impl Home {
         self.place.with_extension(extension)
     }
 
-    /// Finds a node that serves, and takes a lease of one that needs it.
-    fn found(&self) -> Result<Found, Unreachable> {
-        let own = Some(&self.place).filter(|_| self.is_temporary && self.is_own());
-        let places: Vec<_> = programs::places().into_iter().chain(own.cloned()).collect();
-        let place = programs::reachable(&places)?;
-        let lease = leases::take(&place).map_err(|error| {
-            let why = format!("{}: it ends: {error}", place.display());
-            Unreachable { why, is_closed: false }
-        })?;
-        Ok(Found { place: Some(place).filter(|place| Some(place) == own), lease })
-    }
-
-    /// Tells whether nobody else has a say in this folder.
-    fn is_own(&self) -> bool {
-        let own = rustix::process::geteuid().as_raw();
-        fs::symlink_metadata(bowline_ctl::folder_of(&self.place))
-            .is_ok_and(|found| found.is_dir() && found.uid() == own && found.mode() & 0o077 == 0)
-    }
-
     /// Locks this folder's node; `None`: one that runs has the lock.
-    fn lock(&self) -> io::Result<Option<File>> {
-        if self.is_temporary && !self.is_own() {
-            return Err(io::ErrorKind::PermissionDenied.into());
-        }
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).create(true).truncate(false).mode(0o600);
-        let file = options.open(self.file("lock"))?;
+    fn lock(&self) -> Result<Option<File>, String> {
+        let path = self.file("lock");
+        let file = folder::open(&path)?;
         match file.try_lock() {
             Ok(()) => Ok(Some(file)),
             Err(TryLockError::WouldBlock) => Ok(None),
-            Err(TryLockError::Error(error)) => Err(error),
+            Err(TryLockError::Error(error)) => Err(format!("{}: {error}", path.display())),
         }
-    }
-
-    fn trouble(&self, error: &io::Error) -> String {
-        format!("{}: {error}", self.file("lock").display())
     }
 
     /// Starts a node, which has the lock until it ends.
     fn start(&self, lock: File, is_closed: bool, until: Instant) -> Result<Found, String> {
-        let trouble = |error: io::Error| self.trouble(&error);
+        let trouble = |error: io::Error| format!("{}: {error}", self.place.display());
         let addresses = free_addresses(is_closed)?;
         let log = self.file("log");
-        let out = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&log);
-        let out = out.map_err(trouble)?;
+        let out = folder::open(&log)?;
+        out.set_len(0).map_err(trouble)?;
         let mut command = Command::new(env::current_exe().map_err(trouble)?);
         command.args(["run-node", "--", "node", "--until-unused"]);
         for address in &addresses {
@@ -232,10 +222,6 @@ impl Home {
             log.display()
         );
     }
-}
-
-fn is_writable(folder: &Path) -> bool {
-    rustix::fs::access(folder, rustix::fs::Access::WRITE_OK).is_ok()
 }
 
 /// Addresses for a node: none, which stands for all, or where others have some, the rest. Where a
