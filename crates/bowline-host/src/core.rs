@@ -163,7 +163,7 @@ impl<O: Outside> Core<O> {
     }
 
     /// Looks at what tells nobody of itself, where that is due: at first, and [`LOOK`] after the
-    /// last time, however much happens meanwhile. Tells whether it was.
+    /// last time, also where something happens all the time. Tells whether it was.
     pub fn look_if_due(&mut self) -> bool {
         let now = self.outside.now();
         if self.looked.is_some_and(|at| now.saturating_since(at) < LOOK) {
