@@ -268,6 +268,7 @@ impl ProgramEnd for End<'_> {
 impl End<'_> {
     fn receive(&self, waits: bool) -> Result<u8, NoToken> {
         let area = self.socket.area;
+        let mut token = None;
         while !hook::is_dead() {
             let mut bytes = Vec::new();
             let copy = |place: Place, len: usize| {
@@ -276,12 +277,14 @@ impl End<'_> {
             };
             let taken = area.take(false, copy);
             assert!(taken.is_ok() || hook::is_dead(), "honest memory is not refused");
-            if let Ok(Some(taken)) = taken {
+            let wants_token = area.needs_wake_token(token.take());
+            let may_notice = self.socket.mistake != Mistake::IgnoresNotice;
+            if wants_token || may_notice && matches!(&taken, Ok(Some(taken)) if taken.notice) {
+                self.wake_node();
+            }
+            if let Ok(Some(_)) = taken {
                 let n = bytes[0];
                 assert_eq!(bytes, message(n), "a message is whole");
-                if taken.notice && self.socket.mistake != Mistake::IgnoresNotice {
-                    self.wake_node();
-                }
                 area.received(self);
                 return Ok(n);
             }
@@ -295,9 +298,9 @@ impl End<'_> {
                     }
                 }
             }
-            match area.take_wake_token(self, waits) {
+            match self.take_token(waits) {
                 Err(NoToken::None) if area.has_message() => {}
-                done => done?,
+                taken => token = Some(taken?),
             }
         }
         Err(NoToken::Closed)
