@@ -506,6 +506,9 @@ impl<O: Outside> Core<O> {
             self.drain(handle);
             self.close(handle);
         } else {
+            if let Some((socket, _)) = self.sockets.get_mut(&handle) {
+                socket.unread = true;
+            }
             self.activate(handle);
             self.refresh(handle);
         }

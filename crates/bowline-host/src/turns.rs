@@ -172,6 +172,9 @@ impl<O: Outside> Core<O> {
         if matches!(ready, Poll::Ready(Ok(_))) {
             socket.rings.renew_credit(&self.rds, socket.id);
         }
+        if !socket.unread {
+            return;
+        }
         if ready.is_ready() || socket.has_offers() {
             self.make_writable(handle);
         } else if socket.full_since.is_none() {
