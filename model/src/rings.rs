@@ -37,6 +37,8 @@ pub(crate) enum Mistake {
     KeepsToken,
     /// The node does not ask to be woken when half of the ring is taken.
     AsksForNoNotice,
+    /// The node sleeps behind a round without looking for what was taken during it.
+    RestsUnseen,
     /// A program does not wake the node that has asked for it.
     IgnoresNotice,
     /// The node gives credit for what is under way once more.
@@ -378,10 +380,10 @@ impl<'a> Node<'a> {
 
     pub(crate) fn run(&mut self, is_over: impl Fn(&Self) -> bool) {
         while !is_over(self) {
-            let is_busy = self.round();
-            let may_sleep = !is_busy && self.fall_asleep();
+            let rests = self.may_rest();
+            let may_sleep = rests && self.fall_asleep() && !is_over(self);
             let events = self.wait(may_sleep);
-            if !is_busy && self.active {
+            if rests && self.active {
                 self.sends.set_asleep(false);
             }
             events.into_iter().for_each(|event| self.handle(event));
@@ -391,8 +393,7 @@ impl<'a> Node<'a> {
     /// Goes on until there is nothing to wake up for.
     fn settle(&mut self) {
         loop {
-            let is_busy = self.round();
-            let may_sleep = !is_busy && self.fall_asleep();
+            let may_sleep = self.may_rest() && self.fall_asleep();
             let events = self.wait(false);
             if may_sleep && events.is_empty() {
                 return;
@@ -471,6 +472,7 @@ impl<'a> Node<'a> {
         if !self.active {
             return true;
         }
+        self.show_readable();
         let early = self.has_work();
         self.sends.set_asleep(true);
         let has_work = match self.socket.mistake {
@@ -478,8 +480,13 @@ impl<'a> Node<'a> {
             Mistake::LooksTooSoon => early,
             _ => self.has_work(),
         };
-        self.show_readable();
         !has_work
+    }
+
+    /// Takes a round, behind which the node mostly sleeps at once.
+    fn may_rest(&mut self) -> bool {
+        let is_busy = self.round();
+        !is_busy || self.socket.mistake == Mistake::RestsUnseen || !self.receives.has_taken()
     }
 
     fn has_work(&self) -> bool {

@@ -73,6 +73,10 @@ pub struct Core<O: Outside> {
     deadlines: BTreeSet<(Instant, ChannelId)>,
     /// Channels that have more requests than they may have in one round.
     again: BTreeSet<ChannelId>,
+    /// Messages that went through rings since the server last slept.
+    pub(crate) moved: usize,
+    /// Before it last slept, that was one at most.
+    pub(crate) sends_singly: bool,
     /// Number of the next channel.
     pub(crate) next: ChannelId,
     /// Where requests are read to, and messages are copied to.
@@ -102,6 +106,8 @@ impl<O: Outside> Core<O> {
             by_cookie: Map::default(),
             deadlines: BTreeSet::new(),
             again: BTreeSet::new(),
+            moved: 0,
+            sends_singly: false,
             next: ChannelId(1),
             scratch: vec![0; READ].into_boxed_slice(),
         }
@@ -366,6 +372,11 @@ impl<O: Outside> Core<O> {
             }
         }
         !again.is_empty()
+    }
+
+    /// Tells whether there are requests that wait for the next round.
+    pub(crate) fn has_requests(&self) -> bool {
+        !self.again.is_empty()
     }
 
     fn is_waiting(&self, number: ChannelId) -> bool {
