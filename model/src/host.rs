@@ -278,6 +278,12 @@ fn a_node_that_asks_for_no_notice_is_found() {
 
 #[test]
 #[should_panic(expected = "deadlock")]
+fn a_node_that_rests_and_does_not_look_what_was_taken_is_found() {
+    check(|| receives(Mistake::RestsUnseen, [true, true], 2));
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
 fn a_program_that_ignores_the_notice_is_found() {
     check(|| receives(Mistake::IgnoresNotice, [true, true], 2));
 }

@@ -37,6 +37,8 @@ pub(crate) enum Mistake {
     KeepsToken,
     /// The node does not ask to be woken when half of the ring is taken.
     AsksForNoNotice,
+    /// The node sleeps behind a round without looking for what was taken during it.
+    RestsUnseen,
     /// A program does not wake the node that has asked for it.
     IgnoresNotice,
     /// The node gives credit for what is under way once more.
@@ -268,6 +270,7 @@ impl ProgramEnd for End<'_> {
 impl End<'_> {
     fn receive(&self, waits: bool) -> Result<u8, NoToken> {
         let area = self.socket.area;
+        let mut token = None;
         while !hook::is_dead() {
             let mut bytes = Vec::new();
             let copy = |place: Place, len: usize| {
@@ -276,12 +279,14 @@ impl End<'_> {
             };
             let taken = area.take(false, copy);
             assert!(taken.is_ok() || hook::is_dead(), "honest memory is not refused");
-            if let Ok(Some(taken)) = taken {
+            let wants_token = area.needs_wake_token(token.take());
+            let may_notice = self.socket.mistake != Mistake::IgnoresNotice;
+            if wants_token || may_notice && matches!(&taken, Ok(Some(taken)) if taken.notice) {
+                self.wake_node();
+            }
+            if let Ok(Some(_)) = taken {
                 let n = bytes[0];
                 assert_eq!(bytes, message(n), "a message is whole");
-                if taken.notice && self.socket.mistake != Mistake::IgnoresNotice {
-                    self.wake_node();
-                }
                 area.received(self);
                 return Ok(n);
             }
@@ -295,9 +300,9 @@ impl End<'_> {
                     }
                 }
             }
-            match area.take_wake_token(self, waits) {
+            match self.take_token(waits) {
                 Err(NoToken::None) if area.has_message() => {}
-                done => done?,
+                taken => token = Some(taken?),
             }
         }
         Err(NoToken::Closed)
@@ -375,10 +380,10 @@ impl<'a> Node<'a> {
 
     pub(crate) fn run(&mut self, is_over: impl Fn(&Self) -> bool) {
         while !is_over(self) {
-            let is_busy = self.round();
-            let may_sleep = !is_busy && self.fall_asleep();
+            let rests = self.may_rest();
+            let may_sleep = rests && self.fall_asleep() && !is_over(self);
             let events = self.wait(may_sleep);
-            if !is_busy && self.active {
+            if rests && self.active {
                 self.sends.set_asleep(false);
             }
             events.into_iter().for_each(|event| self.handle(event));
@@ -388,8 +393,7 @@ impl<'a> Node<'a> {
     /// Goes on until there is nothing to wake up for.
     fn settle(&mut self) {
         loop {
-            let is_busy = self.round();
-            let may_sleep = !is_busy && self.fall_asleep();
+            let may_sleep = self.may_rest() && self.fall_asleep();
             let events = self.wait(false);
             if may_sleep && events.is_empty() {
                 return;
@@ -468,6 +472,7 @@ impl<'a> Node<'a> {
         if !self.active {
             return true;
         }
+        self.show_readable();
         let early = self.has_work();
         self.sends.set_asleep(true);
         let has_work = match self.socket.mistake {
@@ -475,8 +480,13 @@ impl<'a> Node<'a> {
             Mistake::LooksTooSoon => early,
             _ => self.has_work(),
         };
-        self.show_readable();
         !has_work
+    }
+
+    /// Takes a round, behind which the node mostly sleeps at once.
+    fn may_rest(&mut self) -> bool {
+        let is_busy = self.round();
+        !is_busy || self.socket.mistake == Mistake::RestsUnseen || !self.receives.has_taken()
     }
 
     fn has_work(&self) -> bool {

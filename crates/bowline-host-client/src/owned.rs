@@ -210,7 +210,7 @@ impl OwnedSocket {
         let pieces = [libc::iovec { iov_base: to.as_mut_ptr().cast(), iov_len: to.len() }];
         // SAFETY: a slice is writable, and both are there until the call is over.
         let mut to = unsafe { Pieces::new(&pieces) };
-        self.call(|socket, area| socket.receive(area, flags, control_room, &mut to))
+        self.call(|socket, area| socket.receive(area, flags, control_room, &mut to, None))
     }
 
     /// `recvmsg(2)` of a whole message, however long it is.
@@ -224,7 +224,7 @@ impl OwnedSocket {
     ) -> Result<(Message, Vec<u8>), c_int> {
         let mut to = Vec::new();
         let message =
-            self.call(|socket, area| socket.receive(area, flags, control_room, &mut to))?;
+            self.call(|socket, area| socket.receive(area, flags, control_room, &mut to, None))?;
         Ok((message, to))
     }
 

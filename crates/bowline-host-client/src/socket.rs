@@ -509,7 +509,8 @@ impl<D: Descriptors> Socket<'_, D> {
         pushed.map(|pushed| pushed != Pushed::Ask).ok_or(libc::EFAULT)
     }
 
-    /// `recvmsg(2)` into `to`.
+    /// `recvmsg(2)` into `to`. `token` is a wake token for which the caller has waited; the node
+    /// does not know yet that it is taken.
     ///
     /// # Errors
     /// EAGAIN when there is nothing and the call may not wait; ETIMEDOUT after the socket's time
@@ -521,14 +522,20 @@ impl<D: Descriptors> Socket<'_, D> {
         flags: c_int,
         control_room: usize,
         to: &mut impl To,
+        mut token: Option<[u8; WAKE_TOKEN_LEN]>,
     ) -> Result<Message, c_int> {
-        if flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0 {
+        let is_special = flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0;
+        // A notification comes before all messages.
+        let is_first = control_room > 0 && area.has_more();
+        if (is_special || is_first) && area.needs_wake_token(token.take()) {
+            self.wake_node();
+        }
+        if is_special {
             return self.receive_from_node(flags, control_room, to);
         }
         let room = to.room();
         let mut waited = false;
-        // A notification comes before all messages.
-        if control_room > 0 && area.has_more() {
+        if is_first {
             match self.receive_from_node(flags, control_room, to) {
                 Err(libc::EAGAIN) => {}
                 done => {
@@ -543,14 +550,17 @@ impl<D: Descriptors> Socket<'_, D> {
                 is_there = to.copy(area, place, len.min(room));
                 is_there
             };
-            let taken = area.take_with(flags & libc::MSG_PEEK != 0, copy).map_err(|_| libc::EIO)?;
+            let taken = area.take_with(flags & libc::MSG_PEEK != 0, copy);
+            // Behind the message: mostly that was all, and the node need not be woken.
+            let wants_token = area.needs_wake_token(token.take());
+            if wants_token || matches!(&taken, Ok(Some(taken)) if taken.notice) {
+                self.wake_node();
+            }
+            let taken = taken.map_err(|_| libc::EIO)?;
             if !is_there && taken.is_none() {
                 return Err(libc::EFAULT);
             }
             if let Some(taken) = taken {
-                if taken.notice {
-                    self.wake_node();
-                }
                 area.received(self);
                 if !name::is_given(&taken.name[..taken.name_len]) {
                     return Err(libc::EIO);
@@ -576,10 +586,10 @@ impl<D: Descriptors> Socket<'_, D> {
                     }
                 }
             }
-            match area.take_wake_token(self, flags & libc::MSG_DONTWAIT == 0) {
+            match self.take_token(flags & libc::MSG_DONTWAIT == 0) {
                 Err(libc::EAGAIN) if area.has_message() => {}
                 Err(libc::EAGAIN) if !self.is_nonblocking(flags) => return Err(libc::ETIMEDOUT),
-                done => done?,
+                taken => token = Some(taken?),
             }
             waited = true;
         }

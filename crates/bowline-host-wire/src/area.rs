@@ -234,22 +234,19 @@ impl Area {
     /// `from` is readable for `len` bytes, which may change meanwhile.
     pub unsafe fn copy_in_from(&self, to: Place, from: *const u8, len: usize) {
         assert!(to.has(len), "the bytes fit into the ring");
-        let mut at = to.ring.0 + to.offset;
-        let mut done = 0;
-        while done < len {
-            if at.is_multiple_of(8) && len - done >= 8 {
-                let place = from.wrapping_add(done).cast::<u64>();
+        let start = to.ring.0 + to.offset;
+        in_words(start, len, |done, is_word| {
+            let (at, from) = (start + done, from.wrapping_add(done));
+            if is_word {
                 // SAFETY: so many bytes are left.
-                let word = unsafe { place.read_unaligned() };
+                let word = unsafe { from.cast::<u64>().read_unaligned() };
                 self.u64(at).store(word, Ordering::Relaxed);
-                (at, done) = (at + 8, done + 8);
             } else {
                 // SAFETY: a byte is left.
-                let byte = unsafe { from.wrapping_add(done).read() };
+                let byte = unsafe { from.read() };
                 self.u8(at).store(byte, Ordering::Relaxed);
-                (at, done) = (at + 1, done + 1);
             }
-        }
+        });
     }
 
     /// Copies bytes out of a ring.
@@ -270,22 +267,44 @@ impl Area {
     /// `to` is writable for `len` bytes.
     pub unsafe fn copy_out_to(&self, from: Place, to: *mut u8, len: usize) {
         assert!(from.has(len), "the bytes lie in the ring");
-        let mut at = from.ring.0 + from.offset;
-        let mut done = 0;
-        while done < len {
-            if at.is_multiple_of(8) && len - done >= 8 {
+        let start = from.ring.0 + from.offset;
+        in_words(start, len, |done, is_word| {
+            let (at, to) = (start + done, to.wrapping_add(done));
+            if is_word {
                 let word = self.u64(at).load(Ordering::Relaxed);
-                let place = to.wrapping_add(done).cast::<u64>();
                 // SAFETY: so many bytes are left.
-                unsafe { place.write_unaligned(word) };
-                (at, done) = (at + 8, done + 8);
+                unsafe { to.cast::<u64>().write_unaligned(word) };
             } else {
                 let byte = self.u8(at).load(Ordering::Relaxed);
                 // SAFETY: a byte is left.
-                unsafe { to.wrapping_add(done).write(byte) };
-                (at, done) = (at + 1, done + 1);
+                unsafe { to.write(byte) };
             }
-        }
+        });
+    }
+}
+
+/// Passes over `len` bytes from `start` on: words of eight bytes where those are aligned, and
+/// single bytes. `each` gets how many were passed, and whether a word is next.
+#[inline(always)]
+fn in_words(start: usize, len: usize, mut each: impl FnMut(usize, bool)) {
+    const WORD: usize = size_of::<u64>();
+    let mut done = 0;
+    while done < len && !(start + done).is_multiple_of(WORD) {
+        each(done, false);
+        done += 1;
+    }
+    // Atomic accesses stay single ones, so the compiler makes no longer loop of this by itself.
+    while len - done >= 4 * WORD {
+        (0..4).for_each(|n| each(done + n * WORD, true));
+        done += 4 * WORD;
+    }
+    while len - done >= WORD {
+        each(done, true);
+        done += WORD;
+    }
+    while done < len {
+        each(done, false);
+        done += 1;
     }
 }
 

@@ -213,6 +213,12 @@ impl Receives {
         Ok(head)
     }
 
+    /// Tells whether programs have got further since places were last reclaimed.
+    pub fn has_taken(&self) -> bool {
+        // Behind `notice_at`, as `reclaim`.
+        self.area.u64(at::TAKEN).load(Ordering::SeqCst) != self.head
+    }
+
     /// Pushes a message; returns the position behind it. `None`: there is no room for it.
     pub fn push<'a>(
         &mut self,

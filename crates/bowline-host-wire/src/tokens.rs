@@ -41,9 +41,18 @@ impl Area {
     /// A wake token was taken from the socket. If there is still something to receive, the node is
     /// to send another: others wait for it, and `poll` shows it.
     pub fn took_wake_token(&self, end: &impl ProgramEnd, token: [u8; WAKE_TOKEN_LEN]) {
-        self.wake_token_taken(u32::from_ne_bytes(token));
-        if !self.has_nothing() {
+        if self.needs_wake_token(Some(token)) {
             end.wake_node();
         }
+    }
+
+    /// A wake token may have been taken from the socket. Tells whether the node is to send another,
+    /// as for [`took_wake_token`](Self::took_wake_token): not if who was woken by it has taken
+    /// before this all that there was.
+    #[must_use]
+    pub fn needs_wake_token(&self, taken: Option<[u8; WAKE_TOKEN_LEN]>) -> bool {
+        let Some(token) = taken else { return false };
+        self.wake_token_taken(u32::from_ne_bytes(token));
+        !self.has_nothing()
     }
 }

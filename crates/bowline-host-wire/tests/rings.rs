@@ -210,6 +210,33 @@ fn tokens_are_counted_whoever_takes_them_first() {
     assert!(!area.has_wake_token() && !receives.has_wake_token());
 }
 
+#[test]
+fn who_was_woken_tells_the_node_only_of_what_else_there_is() {
+    let memory = Memory::new();
+    let area = memory.area();
+    let mut receives = Receives::new(area);
+    let mut come = |messages: u8| {
+        (0..messages).for_each(|n| _ = receives.push(b"", 1, std::iter::once(&[n][..])).unwrap());
+        receives.publish(false);
+        receives.next_wake_token().expect("the last one is taken").to_ne_bytes()
+    };
+    let take = || assert!(area.take(false, |_, _| {}).unwrap().is_some());
+    assert!(!area.needs_wake_token(None), "no token was taken");
+
+    let token = come(1);
+    take();
+    assert!(!area.needs_wake_token(Some(token)), "that was all");
+    assert!(!area.has_wake_token(), "and the node knows that the token is taken");
+
+    let token = come(2);
+    take();
+    assert!(area.needs_wake_token(Some(token)), "others wait for the second message");
+    take();
+
+    let token = come(1);
+    assert!(area.needs_wake_token(Some(token)), "nobody has taken the message");
+}
+
 /// Drawn steps, of which every fourth run has some of somebody who writes anything.
 #[test]
 fn what_goes_in_comes_out_whatever_is_done_when() {

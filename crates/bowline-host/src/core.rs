@@ -75,6 +75,10 @@ pub struct Core<O: Outside> {
     looked: Option<Instant>,
     /// Channels that have more requests than they may have in one round.
     again: BTreeSet<ChannelId>,
+    /// Messages that went through rings since the server last slept.
+    pub(crate) moved: usize,
+    /// Before it last slept, that was one at most.
+    pub(crate) sends_singly: bool,
     /// Number of the next channel.
     pub(crate) next: ChannelId,
     /// Where requests are read to, and messages are copied to.
@@ -105,6 +109,8 @@ impl<O: Outside> Core<O> {
             deadlines: BTreeSet::new(),
             looked: None,
             again: BTreeSet::new(),
+            moved: 0,
+            sends_singly: false,
             next: ChannelId(1),
             scratch: vec![0; READ].into_boxed_slice(),
         }
@@ -381,6 +387,11 @@ impl<O: Outside> Core<O> {
         !again.is_empty()
     }
 
+    /// Tells whether there are requests that wait for the next round.
+    pub(crate) fn has_requests(&self) -> bool {
+        !self.again.is_empty()
+    }
+
     fn is_waiting(&self, number: ChannelId) -> bool {
         self.channels.get(&number).is_some_and(|channel| channel.waiting.is_some())
     }
@@ -519,6 +530,9 @@ impl<O: Outside> Core<O> {
             self.drain(handle);
             self.close(handle);
         } else {
+            if let Some((socket, _)) = self.sockets.get_mut(&handle) {
+                socket.unread = true;
+            }
             self.activate(handle);
             self.refresh(handle);
         }

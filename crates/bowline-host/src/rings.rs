@@ -105,14 +105,14 @@ impl<M: SharedMemory> Rings<M> {
         }
     }
 
-    /// Sends what programs have pushed. Returns whether there was anything.
+    /// Sends what programs have pushed. Returns how many messages.
     pub(crate) fn run_sends(
         &mut self,
         rds: &impl Rds,
         id: SocketId,
         cx: &Context<'_>,
         scratch: &mut [u8],
-    ) -> Result<bool, Broken> {
+    ) -> Result<usize, Broken> {
         let (mut messages, mut bytes) = (0, 0);
         let mut touched = [false; DESTINATIONS];
         self.stalled = false;
@@ -145,7 +145,7 @@ impl<M: SharedMemory> Rings<M> {
                 }
             });
         }
-        Ok(messages > 0)
+        Ok(messages)
     }
 
     /// Gives programs credit for what the socket has room for.
@@ -223,16 +223,16 @@ impl<M: SharedMemory> Rings<M> {
         self.sends.owner_is_gone(owner);
     }
 
-    /// Releases what programs have taken, and pushes what has come. Returns whether there was
-    /// something of either.
+    /// Releases what programs have taken, and pushes what has come. Returns how many messages it
+    /// has pushed, and whether there was something to release.
     pub(crate) fn push_received(
         &mut self,
         rds: &impl Rds,
         id: SocketId,
         cx: &Context<'_>,
-    ) -> Result<bool, Broken> {
+    ) -> Result<(usize, bool), Broken> {
         let released = self.release(rds, id)?;
-        let mut lent_any = false;
+        let before = self.lent.len();
         let more = loop {
             let (receives, lent) = (&mut self.receives, &mut self.lent);
             let sum = &mut self.lent_bytes;
@@ -248,18 +248,19 @@ impl<M: SharedMemory> Rings<M> {
             match result {
                 Poll::Pending => break false,
                 Poll::Ready(Ok(0)) => break true,
-                Poll::Ready(Ok(_)) => lent_any = true,
+                Poll::Ready(Ok(_)) => {}
                 Poll::Ready(Err(_)) => break self.more,
             }
         };
-        if lent_any || more != self.more {
+        let count = self.lent.len() - before;
+        if count > 0 || more != self.more {
             self.more = more;
             self.receives.publish(more);
         }
-        if lent_any || released {
+        if count > 0 || released {
             self.renew_notice(rds, id);
         }
-        Ok(lent_any || released)
+        Ok((count, released))
     }
 
     /// Asks for a request to wake by what is lent and by the size of the receive buffer. After a
@@ -297,6 +298,11 @@ impl<M: SharedMemory> Rings<M> {
     /// Tells whether messages are lent that programs may have taken meanwhile.
     pub(crate) fn has_lent(&self) -> bool {
         !self.lent.is_empty()
+    }
+
+    /// Tells whether programs have taken messages that are not released yet.
+    pub(crate) fn has_taken(&self) -> bool {
+        self.receives.has_taken()
     }
 
     /// Tells whether there is something to receive that is not lent.

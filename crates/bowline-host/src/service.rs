@@ -90,16 +90,23 @@ impl Service {
     /// what comes for a program needs no other.
     pub(crate) fn run(mut self) -> Self {
         let mut events = Vec::with_capacity(EVENTS);
+        let mut was_busy = false;
         while !self.stop.load(Ordering::Relaxed) {
             let is_busy = self.core.serve_again() | self.core.round();
             let next = self.network.turn(&self.core.outside.epoll);
-            let may_sleep = !is_busy && self.core.fall_asleep();
+            let rests = self.core.may_rest(is_busy);
+            was_busy = !rests && !was_busy;
+            if was_busy {
+                // Mostly nothing is left after one more, and the loop can sleep without a look.
+                continue;
+            }
+            let may_sleep = rests && self.core.fall_asleep();
             let sleep =
                 if may_sleep { self.core.time_to_sleep().min(next) } else { Duration::ZERO };
             let sleep = Timespec { tv_sec: 0, tv_nsec: sleep.subsec_nanos().into() };
             let space = rustix::buffer::spare_capacity(&mut events);
             let waited = epoll::wait(self.epoll(), space, Some(&sleep));
-            if !is_busy {
+            if rests {
                 self.core.wake_up();
             }
             if waited.is_err() {

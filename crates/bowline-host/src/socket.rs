@@ -31,6 +31,8 @@ pub(crate) struct HostSocket<O: Outside> {
     pub(crate) schedule: Schedule,
     /// Rounds in which something happened since programs were last shown what there is.
     pub(crate) unshown: u32,
+    /// Programs may have sent on their end something that was not taken.
+    pub(crate) unread: bool,
     /// Since when what programs send on their end is left there.
     pub(crate) full_since: Option<Instant>,
     /// Who waits to send may try again without anything else happening.
@@ -81,6 +83,7 @@ impl<O: Outside> HostSocket<O> {
             rings,
             schedule: Schedule::Idle,
             unshown: 0,
+            unread: true,
             full_since: None,
             retry: false,
         }
@@ -159,6 +162,7 @@ impl<O: Outside> HostSocket<O> {
     /// descriptors.
     pub(crate) fn make_writable(&mut self) -> Arrived<O::Descriptor> {
         let mut bytes = [0; 2 * OFFER_LEN];
+        self.unread = true;
         // More are left for the next time, since programs may send all the time.
         for _ in 0..64 {
             match self.end.receive(&mut bytes, Some(self.charge.user)) {
@@ -177,7 +181,11 @@ impl<O: Outside> HostSocket<O> {
                     }
                 }
                 Err(Errno::EINTR) => {}
-                Err(Errno::EAGAIN) => return Arrived::Tokens,
+                Err(Errno::EAGAIN) => {
+                    // What comes from now on is an event.
+                    self.unread = false;
+                    return Arrived::Tokens;
+                }
                 Err(EDQUOT) => return Arrived::Later,
                 Err(_) => return Arrived::End,
             }

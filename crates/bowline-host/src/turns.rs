@@ -87,7 +87,10 @@ impl<O: Outside> Core<O> {
         let sent = socket.rings.run_sends(&self.rds, socket.id, &cx, &mut self.scratch);
         let pushed = socket.rings.push_received(&self.rds, socket.id, &cx);
         match (sent, pushed) {
-            (Ok(sent), Ok(pushed)) => sent || pushed,
+            (Ok(sent), Ok((lent, released))) => {
+                self.moved += sent + lent;
+                sent + lent > 0 || released
+            }
             // The shared memory is corrupt: the socket is closed.
             _ => {
                 self.accounts.count_broken(socket.charge.user);
@@ -124,12 +127,32 @@ impl<O: Outside> Core<O> {
         let mut may_sleep = self.ready.sleep();
         for at in 0..self.active.len() {
             let Some((socket, _)) = self.sockets.get_mut(&self.active[at]) else { continue };
+            // First of all: a program that runs at once and answers need not wake the node.
+            socket.show_readable();
             socket.rings.set_asleep(true);
             self.outside.pause();
             may_sleep &= !socket.rings.has_work();
-            socket.show_readable();
+        }
+        if may_sleep {
+            self.sends_singly = self.moved <= 1;
+            self.moved = 0;
         }
         may_sleep
+    }
+
+    /// Tells whether to prepare for sleep after a round, which had something to do or not. After
+    /// something, others mostly follow, and a round more is cheaper than to be woken for them; but
+    /// not where programs send one message and wait for the answer.
+    pub fn may_rest(&self, is_busy: bool) -> bool {
+        let is_done = |handle: &SocketHandle| {
+            let socket = self.sockets.get(handle).map(|(socket, _)| socket);
+            socket.is_none_or(|socket| !socket.retry && !socket.rings.has_taken())
+        };
+        !is_busy
+            || self.sends_singly
+                && self.moved <= 1
+                && !self.has_requests()
+                && self.active.iter().all(is_done)
     }
 
     /// The node is awake: what is pushed is seen without a request to wake.
@@ -171,6 +194,9 @@ impl<O: Outside> Core<O> {
         let ready = self.rds.poll_ready(socket.id, Interest::WRITE, &cx);
         if matches!(ready, Poll::Ready(Ok(_))) {
             socket.rings.renew_credit(&self.rds, socket.id);
+        }
+        if !socket.unread {
+            return;
         }
         if ready.is_ready() || socket.has_offers() {
             self.make_writable(handle);

@@ -18,7 +18,7 @@ use core::time::Duration;
 use std::time::Instant;
 
 use bowline_host_client::{Message, Pieces, agent, system};
-use bowline_host_wire::{CONTROL_MAX, ProgramEnd, WAKE_TOKEN_LEN};
+use bowline_host_wire::{Area, CONTROL_MAX, ProgramEnd, WAKE_TOKEN_LEN};
 use bowline_wire::rds::uapi::{
     AF_RDS, RDS_INFO_FIRST, RDS_INFO_LAST, RDS_RECVERR, SIOCRDSGETTOS, SIOCRDSSETTOS,
     SO_RDS_TRANSPORT, SOL_RDS,
@@ -254,22 +254,32 @@ unsafe fn receive(
     }
     let may_wait = flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE | libc::MSG_DONTWAIT) == 0;
     let mut is_awake = false;
+    let mut token = None;
     loop {
+        let area = area_of(rds)?;
         // Where there is nothing, no system call is made before the wait: a signal that comes
         // between the two does not end it.
-        if !may_wait || !area_of(rds)?.has_nothing() {
-            match unsafe { receive_now(rds, flags, control_room, to) } {
+        if area.has_nothing()
+            && let Some(token) = token.take()
+        {
+            area.took_wake_token(rds, token);
+        }
+        if !may_wait || !area.has_nothing() {
+            match unsafe { receive_now(rds, &area, flags, control_room, to, token.take()) } {
                 Err(libc::EAGAIN) if may_wait => {}
                 done => return done,
             }
         }
-        if is_awake && area_of(rds).is_ok_and(|area| area.has_more()) {
+        if let Some(token) = token.take() {
+            area.took_wake_token(rds, token);
+        }
+        let has_more = area.has_more();
+        drop(area); // nothing is left to do if the thread is cancelled
+        if is_awake && has_more {
             // What there is is nothing for this call.
             system::pause();
         }
-        let token = wait_for_token(rds)?;
-        let area = area_of(rds)?;
-        area.took_wake_token(rds, token);
+        token = Some(wait_for_token(rds)?);
         is_awake = true;
     }
 }
@@ -278,13 +288,14 @@ unsafe fn receive(
 /// As [`receive`].
 unsafe fn receive_now(
     rds: &Rds,
+    area: &Area,
     flags: c_int,
     control_room: usize,
     to: &[iovec],
+    token: Option<[u8; WAKE_TOKEN_LEN]>,
 ) -> Result<Message, c_int> {
-    let area = area_of(rds)?;
     let to = &mut unsafe { Pieces::new(to) };
-    rds.receive(&area, flags | libc::MSG_DONTWAIT, control_room, to)
+    rds.receive(area, flags | libc::MSG_DONTWAIT, control_room, to, token)
 }
 
 /// Waits for a wake token, if the descriptor lets calls wait, and as long as the socket's limit

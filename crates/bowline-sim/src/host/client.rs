@@ -8,7 +8,7 @@ use std::rc::Rc;
 use bowline_host::core::{Caller, Credentials, HeapMemory};
 use bowline_host_wire::{
     Area, Call, FILL_MAX, Features, Frame, HEAD_LEN, LockOwner, Pushed, Reply, Request, SendCall,
-    SocketHandle, VERSION, name,
+    SocketHandle, VERSION, WAKE_TOKEN_LEN, name,
 };
 
 use super::judge::payload;
@@ -564,35 +564,40 @@ impl Client {
                 return;
             }
             self.process.turn().await;
-            if !matches!(self.take_token(socket).await, Ok(true)) {
-                return;
+            let Ok(Some(token)) = self.take_token(socket) else { return };
+            self.process.turn().await;
+            if self.needs_token(socket, Some(token)).await {
+                let _ = self.wake(socket).await;
             }
         }
     }
 
-    /// Takes a wake token that is there; `Ok(false)`: none is.
-    async fn take_token(&self, socket: &Socket) -> Result<bool, i32> {
+    /// Takes a wake token that is there.
+    fn take_token(&self, socket: &Socket) -> Result<Option<[u8; WAKE_TOKEN_LEN]>, i32> {
         let token = match socket.end.receive(64) {
             Ok(taken) => taken.bytes,
-            Err(EAGAIN) => return Ok(false),
+            Err(EAGAIN) => return Ok(None),
             Err(errno) => return Err(errno),
         };
         let Ok(token) = token.try_into() else { return Err(ENETDOWN) };
         self.shared.count(|stats| stats.tokens += 1);
-        self.process.turn().await;
+        Ok(Some(token))
+    }
+
+    /// As [`Area::needs_wake_token`].
+    async fn needs_token(&self, socket: &Socket, token: Option<[u8; WAKE_TOKEN_LEN]>) -> bool {
+        let Some(token) = token else { return false };
         let area = socket.area();
         area.wake_token_taken(u32::from_ne_bytes(token));
         self.process.turn().await;
-        if !area.has_nothing() {
-            let _ = self.wake(socket).await;
-        }
-        Ok(true)
+        !area.has_nothing()
     }
 
     /// Receives a message; waits for it until a time, or not at all.
     pub(super) async fn receive(&self, socket: &Socket, limit: Option<u64>) -> Result<(), i32> {
         let area = socket.area();
         let mut waited = false;
+        let mut token = None;
         loop {
             self.process.turn().await;
             let mut bytes = Vec::new();
@@ -600,12 +605,18 @@ impl Client {
                 bytes.resize(len, 0);
                 area.copy_out(place, &mut bytes);
             });
-            if let Some(taken) = taken.map_err(|_| EIO)? {
+            if let Ok(Some(taken)) = &taken {
                 self.shared.count(|stats| stats.taken += 1);
                 self.came(socket, &taken.name[..taken.name_len], &bytes);
-                if taken.notice {
-                    let _ = self.wake(socket).await;
-                }
+            }
+            if token.is_some() {
+                self.process.turn().await;
+            }
+            let wants_token = self.needs_token(socket, token.take()).await;
+            if wants_token || matches!(&taken, Ok(Some(taken)) if taken.notice) {
+                let _ = self.wake(socket).await;
+            }
+            if taken.map_err(|_| EIO)?.is_some() {
                 self.received(socket).await;
                 return Ok(());
             }
@@ -636,11 +647,9 @@ impl Client {
                 let on = vec![socket.number];
                 self.process.until_readable("receive", on, Some(until), readable).await;
             }
-            match self.take_token(socket).await {
-                Ok(true) => {}
-                Ok(false) if area.has_message() => {}
-                Ok(false) => return Err(EAGAIN),
-                Err(errno) => return Err(errno),
+            token = self.take_token(socket)?;
+            if token.is_none() && !area.has_message() {
+                return Err(EAGAIN);
             }
             waited = true;
         }

@@ -75,9 +75,9 @@ enum Phase {
     /// About to begin a round.
     Round,
     /// About to sleep, unless the round had something to do.
-    Rest { is_busy: bool },
+    Rest { rests: bool },
     /// It sleeps, or looks what has happened.
-    Wait { is_busy: bool, until: Option<u64> },
+    Wait { rests: bool, until: Option<u64> },
     /// These have happened.
     Told(VecDeque<(Token, bool)>),
     /// It is handed over, and resumes at a step of the run.
@@ -95,6 +95,8 @@ struct Host {
     events: Rc<Events>,
     bell: Arc<SimBell>,
     phase: Phase,
+    /// The last round had something to do, and was followed by another without a look at events.
+    was_busy: bool,
     /// It is to hand over at the end of this round.
     hands_over: Option<u64>,
 }
@@ -166,6 +168,7 @@ impl World {
                 events: Rc::default(),
                 bell: Arc::default(),
                 phase: Phase::Round,
+                was_busy: false,
                 hands_over: None,
             };
             world.nodes.push(host);
@@ -326,23 +329,27 @@ impl World {
                         node.idle(now);
                     });
                 }
-                host.phase = Phase::Rest { is_busy };
+                let rests = core.may_rest(is_busy);
+                host.was_busy = !rests && !host.was_busy;
+                if !host.was_busy {
+                    host.phase = Phase::Rest { rests };
+                }
                 self.check_asked(at);
             }
-            Phase::Rest { is_busy } => {
+            Phase::Rest { rests } => {
                 let Some(core) = &mut host.core else { return };
-                let mut may_sleep = !is_busy && core.fall_asleep();
-                may_sleep |= wrong(Sabotage::SleepAnyway) && !is_busy;
+                let mut may_sleep = rests && core.fall_asleep();
+                may_sleep |= wrong(Sabotage::SleepAnyway) && rests;
                 let sleep = if wrong(Sabotage::NoDeadlines) { LOOK } else { core.time_to_sleep() };
                 let until = may_sleep.then(|| now + sleep.as_nanos() as u64);
-                host.phase = Phase::Wait { is_busy, until };
+                host.phase = Phase::Wait { rests, until };
             }
-            Phase::Wait { is_busy, .. } => {
+            Phase::Wait { rests, .. } => {
                 if let Some(steps) = host.hands_over.take() {
                     return self.hand_over(at, steps);
                 }
                 let Some(core) = &mut host.core else { return };
-                if !is_busy {
+                if rests {
                     core.wake_up();
                 }
                 let backlog = std::mem::take(&mut *self.hosts.all[at].backlog.borrow_mut());
@@ -693,7 +700,7 @@ impl World {
         for (at, host) in self.nodes.iter().enumerate() {
             let phase = match &host.phase {
                 Phase::Round => "round".into(),
-                Phase::Rest { is_busy } => format!("rest, busy: {is_busy}"),
+                Phase::Rest { rests } => format!("rests: {rests}"),
                 Phase::Wait { until, .. } => format!("wait until {until:?}"),
                 Phase::Told(told) => format!("told {told:?}"),
                 Phase::Parted { .. } => "handed over".into(),
