@@ -153,12 +153,13 @@ fn watch_from_now(watch: c_int, range: &Range) -> Result<bool, c_int> {
     let last = Cell::new((None, false));
     take_out(|entry| {
         let mut rest = room.get();
-        let shares_page = entry.shares_page(&mut rest);
+        let shared = entry.shared_pages(&mut rest);
         room.set(rest);
-        if shares_page && last.get().0 != Some(entry.pages()) {
-            last.set((Some(entry.pages()), entry.is_gone(watch)));
+        let Some([at, len, _]) = shared else { return false };
+        if last.get().0 != shared {
+            last.set((shared, !watch::is_there(watch, at, len)));
         }
-        shares_page && last.get().1
+        last.get().1
     });
     watch::begin(watch, &room.get())
 }

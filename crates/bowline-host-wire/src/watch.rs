@@ -6,7 +6,7 @@
 //! nobody sees. So the mapping is registered with a `userfaultfd` of the program, for faults that
 //! never come: no page is protected. A mapping loses this when it is unmapped or moved, and what
 //! takes its place does not have it. [`LOOK`] asks: it takes protection away that is nowhere, and
-//! fails where some of the range is not registered.
+//! fails where some of the range is mapped and not registered. It passes over what is not mapped.
 //!
 //! No event is asked for, so that a program never waits for who watches. Not every mapping can be
 //! watched: files cannot, nor can anything before Linux 5.7.
@@ -77,18 +77,28 @@ impl Room {
         [self.from, self.to]
     }
 
-    /// Keeps clear of another range that is watched; tells whether it cannot, since both have a
-    /// page together.
-    pub fn shares_page_with(&mut self, at: u64, len: u64) -> bool {
-        let Some([start, end]) = pages(at, len) else { return false };
+    /// Keeps clear of another range that is watched. Returns the pages that both have, as the
+    /// argument of [`LOOK`]; `None` where there are none.
+    pub fn shared_pages(&mut self, at: u64, len: u64) -> Option<[u64; 3]> {
+        let [start, end] = pages(at, len)?;
         if end <= self.start {
             self.from = self.from.max(end);
-        } else if start >= self.end {
-            self.to = self.to.min(start);
-        } else {
-            return true;
+            return None;
         }
-        false
+        if start >= self.end {
+            self.to = self.to.min(start);
+            return None;
+        }
+        // What the other has on one side of the shared pages is registered no more than what
+        // lies farther off.
+        if start < self.start {
+            self.from = self.start;
+        }
+        if end > self.end {
+            self.to = self.end;
+        }
+        let (first, last) = (start.max(self.start), end.min(self.end));
+        Some([first, last - first, 0])
     }
 
     /// Arguments of [`REGISTER`]: the second is for where the first is refused.
@@ -103,6 +113,13 @@ impl Room {
 /// The argument of [`LOOK`] for a range.
 pub fn look(at: u64, len: u64) -> Option<[u64; 3]> {
     pages(at, len).map(|[start, end]| [start, end - start, 0])
+}
+
+/// Arguments of [`LOOK`] for each page of a range: a look at all of them at once would not find a
+/// page that something else was mapped at and is not mapped now.
+pub fn look_at_each(at: u64, len: u64) -> impl Iterator<Item = [u64; 3]> {
+    let [start, end] = pages(at, len).unwrap_or_default();
+    (start..end).step_by(PAGE as usize).map(|page| [page, PAGE, 0])
 }
 
 /// Makes a request, which returns an error number, and makes it again where the system asks for
@@ -155,6 +172,9 @@ mod tests {
         assert_eq!(look(5, 0), None);
         assert_eq!(look(u64::MAX, 1), None);
         assert_eq!(look(u64::MAX - 5, 2), None);
+        let each = |at, len| look_at_each(at, len).collect::<std::vec::Vec<_>>();
+        assert_eq!(each(4095, 2), [[0, 4096, 0], [4096, 4096, 0]]);
+        assert_eq!(each(5, 0), [[0; 3]; 0]);
         let register = |at, len| Room::of(at, len).map(|room| room.register());
         let both = [[0, 4 << 20, 2, 0], [(2 << 20) - 4096, 8192, 2, 0]];
         assert_eq!(register((2 << 20) - 5, 10), Some(both));
@@ -170,22 +190,26 @@ mod tests {
         const CHUNK: u64 = 2 << 20;
         let page = |n: u64| 5 * CHUNK + 4096 * n;
         let mut room = Room::of(page(100) + 5, 8192).unwrap();
-        for (at, len, shares) in [
-            (page(10), 4096, false),
-            (page(7), 9 * 4096 - 1, false),
-            (page(100), 4, true),
-            (page(102) + 4095, 1, true),
-            (page(90), 20 * 4096, true),
-            (page(103), 1, false),
-            (page(110), 1, false),
-            (page(99), 4097, true),
-            (page(100), 0, false),
+        let shared = |first: u64, count: u64| Some([page(first), 4096 * count, 0]);
+        for (at, len, pages) in [
+            (page(10), 4096, None),
+            (page(7), 9 * 4096 - 1, None),
+            (page(100), 4, shared(100, 1)),
+            (page(102) + 4095, 1, shared(102, 1)),
+            (page(110), 1, None),
+            (page(105), 1, None),
+            (page(100), 0, None),
         ] {
-            assert_eq!(room.shares_page_with(at, len), shares, "{at:x} {len}");
+            assert_eq!(room.shared_pages(at, len), pages, "{at:x} {len}");
         }
-        let around = [page(16), 87 * 4096, 2, 0];
-        assert_eq!(room.register(), [around, [page(100), 3 * 4096, 2, 0]]);
-        assert_eq!(room.bounds(), [page(16), page(103)]);
+        let own = [page(100), 3 * 4096, 2, 0];
+        assert_eq!(room.register(), [[page(16), 89 * 4096, 2, 0], own]);
+        assert_eq!(room.bounds(), [page(16), page(105)]);
+        // What others have beyond the shared pages is not registered either.
+        assert_eq!(room.shared_pages(page(99), 4097), shared(100, 1));
+        assert_eq!(room.register(), [[page(100), 5 * 4096, 2, 0], own]);
+        assert_eq!(room.shared_pages(page(90), 20 * 4096), shared(100, 3));
+        assert_eq!(room.register(), [own; 2]);
     }
 
     #[test]

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use bowline_base::Errno;
 use bowline_host_wire::watch::{
-    self as wire, FILE_SYSTEM, LOOK, NAME, REGISTER, Room, insist, look,
+    self as wire, FILE_SYSTEM, LOOK, NAME, REGISTER, Room, insist, look, look_at_each,
 };
 use bowline_rds_driver::ForeignMemory;
 use rustix::fs::fstatfs;
@@ -142,13 +142,12 @@ impl Watch {
         let mut last = (None, false);
         let first = from.saturating_sub(regions.longest);
         for (&(at, _), region) in regions.all.range((first, 0)..(to, 0)) {
-            let is_gone = region.is_gone.load(Ordering::Relaxed);
-            if is_gone || !room.shares_page_with(at, region.len) {
+            if region.is_gone.load(Ordering::Relaxed) {
                 continue;
             }
-            let pages = look(at, region.len);
+            let Some(mut pages) = room.shared_pages(at, region.len) else { continue };
             if last.0 != Some(pages) {
-                last = (Some(pages), self.is_there(at, region.len));
+                last = (Some(pages), self.look(&mut pages).is_ok());
             }
             if !last.1 {
                 // Pairs with the load in `Watched::is_there`.
@@ -231,7 +230,9 @@ impl Drop for Watched {
 impl ForeignMemory for Watched {
     fn read(&self, at: u64, out: &mut [u8]) -> usize {
         let done = self.memory.read(at, out);
-        if done == 0 || self.is_there(at, done) { done } else { 0 }
+        // Something else may have been at a page for a moment, which is not mapped any more.
+        let mut pages = look_at_each(at, done as u64);
+        if pages.all(|[page, len, _]| self.is_there(page, len as usize)) { done } else { 0 }
     }
 
     fn write(&self, at: u64, bytes: &[u8]) -> usize {
@@ -255,6 +256,7 @@ mod tests {
     use std::ffi::c_void;
     use std::fs::File;
     use std::os::fd::FromRawFd;
+    use std::sync::MutexGuard;
 
     use bowline_host_wire::watch::{API, FLAGS, api};
     use bowline_rds_driver::ProcessFile;
@@ -282,6 +284,12 @@ mod tests {
 
     fn of(descriptor: OwnedFd) -> Arc<Watch> {
         Arc::new(Watch { descriptor, process: 1, regions: Mutex::default() })
+    }
+
+    /// One test at a time registers: what is around its memory may be another's.
+    fn alone() -> MutexGuard<'static, ()> {
+        static ALONE: Mutex<()> = Mutex::new(());
+        locked(&ALONE)
     }
 
     /// What watches this process.
@@ -319,6 +327,7 @@ mod tests {
     // tests [RMR-13]
     #[test]
     fn what_is_in_the_place_of_memory_is_neither_read_nor_written() {
+        let _alone = alone();
         let Some(watch) = watch() else { return skipped::because("there is no userfaultfd") };
         let memory = own_memory();
         let at = map(0, LEN, MapFlags::PRIVATE);
@@ -351,9 +360,52 @@ mod tests {
         unmap(at, LEN);
     }
 
+    /// Memory of this process, in whose place something else is mapped while it is read.
+    #[derive(Debug)]
+    struct Fleeting(Arc<dyn ForeignMemory>, u64);
+
+    impl ForeignMemory for Fleeting {
+        fn read(&self, at: u64, out: &mut [u8]) -> usize {
+            map(self.1, PAGE, MapFlags::PRIVATE | MapFlags::FIXED);
+            self.0.write(self.1, b"secret");
+            let done = self.0.read(at, out);
+            unmap(self.1, PAGE);
+            done
+        }
+
+        fn write(&self, at: u64, bytes: &[u8]) -> usize {
+            self.0.write(at, bytes)
+        }
+
+        fn update(&self, at: u64, change: &mut dyn FnMut(u64) -> u64) -> Option<u64> {
+            self.0.update(at, change)
+        }
+
+        fn has(&self, ranges: &[(u64, u64)]) -> bool {
+            self.0.has(ranges)
+        }
+    }
+
+    // tests [RMR-13]
+    #[test]
+    fn what_was_in_the_place_of_memory_for_a_moment_is_not_read() {
+        let _alone = alone();
+        let Some(watch) = watch() else { return skipped::because("there is no userfaultfd") };
+        let at = map(0, 3 * PAGE, MapFlags::PRIVATE);
+        let second = at + PAGE as u64;
+        let memory: Arc<dyn ForeignMemory> = Arc::new(Fleeting(own_memory(), second));
+        let peers = Watched::for_peers(&memory, &watch, (at, 3 * PAGE as u64));
+        let peers = peers.expect("it is registered").expect("it is watched");
+        unmap(second, PAGE);
+        assert_eq!(peers.read(at, &mut [0; 3 * PAGE]), 0);
+        unmap(at, PAGE);
+        unmap(second + PAGE as u64, PAGE);
+    }
+
     // tests [RMR-13]
     #[test]
     fn what_was_replaced_stays_gone_whatever_is_registered_afterwards() {
+        let _alone = alone();
         let Some(watch) = watch() else { return skipped::because("there is no userfaultfd") };
         let page = PAGE as u64;
         type Registers = fn(&Arc<Watch>, u64, usize) -> Option<Watched>;
@@ -394,6 +446,7 @@ mod tests {
     // tests [RMR-13]
     #[test]
     fn a_region_is_what_it_was_or_gone_in_any_order_of_events() {
+        let _alone = alone();
         const PAGES: usize = 40;
         let Some(watch) = watch() else { return skipped::because("there is no userfaultfd") };
         for seed in 1..=20 {
@@ -449,6 +502,7 @@ mod tests {
     // tests [RMR-13]
     #[test]
     fn a_program_that_does_not_read_its_events_keeps_the_node_for_a_moment_only() {
+        let _alone = alone();
         /// UFFD_FEATURE_EVENT_REMOVE.
         const REMOVE: u64 = 1 << 3;
         const CHUNK: usize = 2 << 20;
@@ -500,6 +554,7 @@ mod tests {
     // tests [RMR-13]
     #[test]
     fn programs_that_the_node_cannot_see_do_not_share_what_watches() {
+        let _alone = alone();
         let (Some(first), Some(second)) = (descriptor(0), descriptor(0)) else {
             return skipped::because("there is no userfaultfd");
         };

@@ -13,7 +13,7 @@ use core::sync::atomic::{AtomicU64, AtomicUsize};
 
 use core::ffi::c_int;
 
-use bowline_host_wire::watch::{Room, look};
+use bowline_host_wire::watch::Room;
 
 use super::{Access, Range, Stays};
 use crate::watch;
@@ -55,20 +55,10 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    /// Tells whether memory of this range, which is [watched](watch), is gone.
-    pub(super) fn is_gone(&self, watch: c_int) -> bool {
-        !watch::is_there(watch, self.at, self.len)
-    }
-
-    /// The pages of this range.
-    pub(super) fn pages(&self) -> Option<[u64; 3]> {
-        look(self.at, self.len)
-    }
-
-    /// Tells whether this range is watched and shares a page with one that is to be watched, which
+    /// The pages that this range, if it is watched, shares with one that is to be watched, which
     /// keeps clear of it otherwise.
-    pub(super) fn shares_page(&self, room: &mut Room) -> bool {
-        self.is_watched && room.shares_page_with(self.at, self.len)
+    pub(super) fn shared_pages(&self, room: &mut Room) -> Option<[u64; 3]> {
+        if self.is_watched { room.shared_pages(self.at, self.len) } else { None }
     }
 
     pub(super) const fn overlaps(&self, at: u64, len: u64) -> bool {

@@ -9,6 +9,7 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64};
 use bowline_host_wire::agent::{
     ANSWER_HEAD, Answer, BYTES_MAX, Kind, REQUEST_HEAD, Request, words,
 };
+use bowline_host_wire::watch::look_at_each;
 
 use super::own::{self, SWAP_STACK};
 use super::table::{Found, Wanted};
@@ -313,7 +314,9 @@ impl Agent {
                 own::read(self.pid, at, bytes)?;
                 // Bytes of a range withdrawn during the access are not sent, nor what something
                 // else has in its place.
-                if TABLE.is_still(found) && is_there(found, at, len) {
+                // Something else may have been at a page for a moment, which is not mapped any more.
+                let mut pages = look_at_each(at, len);
+                if TABLE.is_still(found) && pages.all(|[page, len, _]| is_there(found, page, len)) {
                     Ok(bytes.len())
                 } else {
                     Err(libc::EFAULT)
