@@ -11,12 +11,9 @@
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use core::sync::atomic::{AtomicU64, AtomicUsize};
 
-use core::ffi::c_int;
-
 use bowline_host_wire::watch::Room;
 
 use super::{Access, Range, Stays};
-use crate::watch;
 
 /// Stamps of an empty entry, and of one that is being filled.
 const FREE: u64 = 0;
