@@ -161,7 +161,7 @@ fn a_program_ends_as_it_would_without_a_node() {
         code=0; wait $(cat "$AT/waiting.pid") || code=$?
         [ $code = 5 ] || fail "SIGTERM of another: $code"
         heard waiting caught
-        for stream in "" "trap '' USR1;"; do
+        for stream in "" "trap '' USR1;" "trap '' PIPE;"; do
             sh -c "$stream exec grep ^Sig[BIC] /proc/self/status" > "$AT/signals"
             ends sh -c "$stream exec \"$BOWLINE\" run grep ^Sig[BIC] /proc/self/status"
             cmp "$AT/signals" "$AT/ends.out" || fail "$(cat "$AT/ends.out")"
@@ -176,6 +176,7 @@ fn a_program_ends_as_it_would_without_a_node() {
         ends "$AT/none"; fails 127 "$AT/none: no such command"
         ends "$AT/bin"; fails 126 "cannot run $AT/bin: is a directory"
         ends "$AT/bin/text"; fails 126 "cannot run $AT/bin/text: permission denied"
+        ends "$AT/bin/text/x"; fails 126 "cannot run $AT/bin/text/x: Not a directory"
         PATH="$PATH:$AT/bin" ends text; fails 126 "cannot run $AT/bin/text: permission denied"
         printf '#!/no/interpreter\n' > "$AT/bin/script"; chmod 755 "$AT/bin/script"
         ends "$AT/bin/script"; fails 127 "cannot run $AT/bin/script: No such file"

@@ -15,7 +15,9 @@ use std::{
     process::Command,
 };
 
-use bowline_host::{NodeConnection, preload, preload_library, preload_library_of_musl};
+use bowline_host::{
+    NodeConnection, keep_pipe_signal, preload, preload_library, preload_library_of_musl,
+};
 use bowline_node::{
     Failure, Outcome,
     programs::{self, Reached},
@@ -68,6 +70,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     let _lease = lease.map(|lease| kept(&lease)).transpose()?;
     let mut command = Command::new(&program);
     preload(&mut command, &library, place.as_deref());
+    keep_pipe_signal(&mut command);
     let error = command.arg0(name).args(words).exec();
     Err(not_run(&program, &error))
 }
@@ -158,12 +161,19 @@ fn find(name: &OsStr) -> Outcome<PathBuf> {
     if let Some(found) = first_program(places.iter().cloned()) {
         return Ok(found);
     }
-    let is_there = |place: &&PathBuf| place.exists();
-    Err(match places.iter().find(is_there) {
-        Some(place) if place.is_dir() => not_run(place, &io::ErrorKind::IsADirectory.into()),
-        Some(place) => not_run(place, &io::ErrorKind::PermissionDenied.into()),
-        None => Failure::Program(NOT_FOUND, format!("{}: no such command", path.display())),
-    })
+    let no_such = || Failure::Program(NOT_FOUND, format!("{}: no such command", path.display()));
+    Err(places.iter().find_map(|place| why_not(place)).unwrap_or_else(no_such))
+}
+
+/// Why this process may not start what is at a place; `None` where nothing is.
+fn why_not(place: &Path) -> Option<Failure> {
+    let error = match place.metadata() {
+        Ok(found) if found.is_dir() => io::ErrorKind::IsADirectory.into(),
+        Ok(_) => io::ErrorKind::PermissionDenied.into(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
+        Err(error) => error,
+    };
+    Some(not_run(place, &error))
 }
 
 /// The first that is a file which this process may start: `execvp`, too, tries the next folder.
