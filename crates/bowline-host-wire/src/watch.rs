@@ -78,7 +78,7 @@ impl Room {
     }
 
     /// Keeps clear of another range that is watched. Returns the pages that both have, as the
-    /// argument of [`LOOK`]; `None` where there are none.
+    /// argument of [`LOOK`]; `None` if they share none.
     pub fn shared_pages(&mut self, at: u64, len: u64) -> Option<[u64; 3]> {
         let [start, end] = pages(at, len)?;
         if end <= self.start {

@@ -314,7 +314,7 @@ impl Agent {
                 own::read(self.pid, at, bytes)?;
                 // Bytes of a range withdrawn during the access are not sent, nor what something
                 // else has in its place.
-                // Something else may have been at a page for a moment, which is not mapped any more.
+                // What was at a page for a moment may not be mapped any more.
                 let mut pages = look_at_each(at, len);
                 if TABLE.is_still(found) && pages.all(|[page, len, _]| is_there(found, page, len)) {
                     Ok(bytes.len())
