@@ -191,6 +191,15 @@ pub fn getpid() -> c_int {
     system!(SYS_getpid).map_or(0, |pid| pid as c_int)
 }
 
+/// Sends a signal to the calling thread, as one of those that the system itself sends.
+///
+/// # Errors
+/// EAGAIN where the user has too many signals that wait.
+pub fn queue_to_thread(signal: c_int, info: *const libc::siginfo_t) -> Result<(), c_int> {
+    let thread = system!(SYS_gettid)?;
+    system!(SYS_rt_tgsigqueueinfo, getpid(), thread, signal, info).map(drop)
+}
+
 /// Opens the memory of this process, to be read and written by whoever gets the descriptor.
 ///
 /// # Errors

@@ -46,10 +46,14 @@ const TAKEN: u64 = 1 << 63;
 /// The program has never set an action.
 const UNSET: u64 = 1 << 62;
 const HANDLER: u64 = (1 << 57) - 1;
-/// Flags of the program's action that the system does not get as they are; the last one of those
+/// Flags of the program's action that the system does not get as they are; the last two of those
 /// without a handler only.
-const FLAGS: [(u64, c_int); 3] =
-    [(1 << 61, libc::SA_SIGINFO), (1 << 60, libc::SA_RESETHAND), (1 << 59, libc::SA_ONSTACK)];
+const FLAGS: [(u64, c_int); 4] = [
+    (1 << 61, libc::SA_SIGINFO),
+    (1 << 60, libc::SA_RESETHAND),
+    (1 << 59, libc::SA_ONSTACK),
+    (1 << 58, libc::SA_NODEFER),
+];
 
 fn flags_of(handler: u64) -> &'static [(u64, c_int)] {
     if handler == libc::SIG_DFL as u64 { &FLAGS } else { &FLAGS[..2] }
@@ -142,7 +146,7 @@ fn guarded_action(action: &libc::sigaction, is_unset: bool) -> Option<libc::siga
     own.sa_sigaction = address(place_of(if is_unset { word | UNSET } else { word })?);
     own.sa_flags = action.sa_flags & !libc::SA_RESETHAND | libc::SA_SIGINFO;
     if is_default {
-        own.sa_flags |= libc::SA_ONSTACK;
+        own.sa_flags = own.sa_flags & !libc::SA_NODEFER | libc::SA_ONSTACK;
     }
     Some(own)
 }
@@ -175,18 +179,22 @@ fn is_same(one: &libc::sigaction, other: &libc::sigaction) -> bool {
 }
 
 /// Sets an action in place of another. What a thread of the program sets in between stays, guarded.
-fn replace(signal: c_int, mut before: libc::sigaction, mut action: libc::sigaction) {
+/// Tells whether the system has let it.
+fn replace(signal: c_int, mut before: libc::sigaction, mut action: libc::sigaction) -> bool {
     /// A thread that sets one action after the other has its last one at some time.
     const TRIES: usize = 100;
     for _ in 0..TRIES {
         let mut old = default();
-        let done = real_sigaction(signal, &raw const action, &raw mut old);
-        if done != 0 || is_same(&old, &before) {
-            return;
+        if real_sigaction(signal, &raw const action, &raw mut old) != 0 {
+            return false;
+        }
+        if is_same(&old, &before) {
+            break;
         }
         before = action;
         action = guarded_action(&old, false).unwrap_or(old);
     }
+    true
 }
 
 /// Handles the signals from now on.
@@ -197,13 +205,6 @@ pub(crate) fn handle() {
         HANDLES.store(true, Ordering::SeqCst);
     }
     SIGNALS.into_iter().for_each(handle_one);
-}
-
-/// The same for who may not make system calls for it twice, since a filter may forbid them by then.
-pub(crate) fn handle_unless_done() {
-    if !HANDLES.load(Ordering::SeqCst) {
-        handle();
-    }
 }
 
 fn handle_one(signal: c_int) {
@@ -234,35 +235,47 @@ extern "C" fn on_signal(
     let handler = (word & HANDLER) as sighandler_t;
     let is_once = FLAGS.iter().any(|(bit, flag)| *flag == libc::SA_RESETHAND && word & bit != 0);
     if handler == libc::SIG_DFL {
-        do_default(signal, is_sent);
-    } else if is_once {
-        reset(signal, place);
+        do_default(signal, info, context);
+    } else if is_once && !reset(signal, place) {
+        block(signal, context);
     }
     ptr::with_exposed_provenance(handler)
 }
 
-/// It comes again, and does what it does by default.
-fn do_default(signal: c_int, is_sent: bool) {
+/// It comes again when the handler has returned, and does what it does by default: as it came, since
+/// not every signal comes of an instruction that is then repeated.
+fn do_default(signal: c_int, info: *const siginfo_t, context: *mut c_void) {
     let action = default();
-    real_sigaction(signal, &raw const action, ptr::null_mut());
-    if is_sent {
-        let thread = system::getpid() as usize;
-        // SAFETY: they take numbers only.
-        let own = unsafe { system::call(libc::SYS_gettid, &[]) }.unwrap_or(thread);
-        // SAFETY: as above.
-        let _ = unsafe { system::call(libc::SYS_tgkill, &[thread, own, signal as usize]) };
+    if real_sigaction(signal, &raw const action, ptr::null_mut()) != 0 {
+        block(signal, context);
     }
+    // Where the system has no room for it, an instruction's comes again by itself.
+    let _ = system::queue_to_thread(signal, info);
 }
 
-/// The handler is called once: as in the system, all but the handler stays.
-fn reset(signal: c_int, place: usize) {
+/// Blocks a signal from when the handler has returned, as where a filter lets nobody set actions: an
+/// instruction that is repeated has the system end the program then.
+fn block(signal: c_int, context: *mut c_void) {
+    let context = context.cast::<libc::ucontext_t>();
+    // SAFETY: the system has made the context for this handler.
+    let blocked = unsafe { &raw mut (*context).uc_sigmask };
+    // SAFETY: as above.
+    unsafe { libc::sigaddset(blocked, signal) };
+}
+
+/// The handler is called once: as in the system, all but the handler stays. Tells whether the system
+/// has let it.
+fn reset(signal: c_int, place: usize) -> bool {
     let mut now = default();
-    let is_known = real_sigaction(signal, ptr::null(), &raw mut now) == 0;
-    if is_known && now.sa_sigaction == address(place) {
-        let mut action = programs_action(&now);
-        action.sa_sigaction = libc::SIG_DFL;
-        replace(signal, now, guarded_action(&action, false).unwrap_or(action));
+    if real_sigaction(signal, ptr::null(), &raw mut now) != 0 {
+        return false;
     }
+    if now.sa_sigaction != address(place) {
+        return true;
+    }
+    let mut action = programs_action(&now);
+    action.sa_sigaction = libc::SIG_DFL;
+    replace(signal, now, guarded_action(&action, false).unwrap_or(action))
 }
 
 /// Called after the program has set an action by a function that does not go through ours.

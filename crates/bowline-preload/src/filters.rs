@@ -20,11 +20,11 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use bowline_host_client::system;
 use libc::{sock_filter, sock_fprog};
 
+use crate::pointers;
 use crate::real::{fail, hidden};
-use crate::{faults, pointers};
 
 /// What the library asks for on behalf of a call on a socket that there is.
-const CALLS: [c_long; 20] = [
+const CALLS: [c_long; 21] = [
     libc::SYS_close,
     libc::SYS_fcntl,
     libc::SYS_getegid,
@@ -32,6 +32,7 @@ const CALLS: [c_long; 20] = [
     libc::SYS_getpeername,
     libc::SYS_getpid,
     libc::SYS_getsockopt,
+    libc::SYS_gettid,
     libc::SYS_madvise,
     libc::SYS_munmap,
     libc::SYS_nanosleep,
@@ -46,8 +47,9 @@ const CALLS: [c_long; 20] = [
     libc::SYS_socketpair,
     libc::SYS_write,
 ];
-/// Calls on memory of a process, allowed for its own.
-const OWN_MEMORY: [c_long; 2] = [libc::SYS_process_vm_readv, libc::SYS_process_vm_writev];
+/// Calls on a process, allowed for the own one: copies of memory, and signals.
+const OWN: [c_long; 3] =
+    [libc::SYS_process_vm_readv, libc::SYS_process_vm_writev, libc::SYS_rt_tgsigqueueinfo];
 
 #[cfg(target_arch = "x86_64")]
 const ARCHITECTURE: u32 = 0xc000_003e;
@@ -89,9 +91,9 @@ pub(crate) fn is_filtered() -> bool {
 fn front(site: usize, pid: u32) -> Vec<sock_filter> {
     /// Where the tests of calls begin, where two continue that look at an argument, and both ends.
     const TESTS: usize = 7;
-    const MAPPING: usize = TESTS + CALLS.len() + 3;
-    const OWN: usize = MAPPING + 2;
-    const ALLOWED: usize = OWN + 2;
+    const MAPPING: usize = TESTS + CALLS.len() + 1 + OWN.len();
+    const PROCESS: usize = MAPPING + 2;
+    const ALLOWED: usize = PROCESS + 2;
     const REST: usize = ALLOWED + 1;
     let mut all = Vec::with_capacity(REST + 1);
     let load = |at: u32| sock_filter { code: LOAD, jt: 0, jf: 0, k: at };
@@ -108,12 +110,13 @@ fn front(site: usize, pid: u32) -> Vec<sock_filter> {
     }
     all.push(load(NUMBER));
     let calls = CALLS.map(|call| (call, ALLOWED));
-    let looks = [(libc::SYS_mmap, MAPPING), (OWN_MEMORY[0], OWN)];
-    for (call, to) in calls.into_iter().chain(looks) {
+    let [last, others @ ..] = OWN;
+    let others = others.map(|call| (call, PROCESS));
+    for (call, to) in calls.into_iter().chain([(libc::SYS_mmap, MAPPING)]).chain(others) {
         let next = all.len() + 1;
         test(&mut all, EQUAL, call as u32, to, next);
     }
-    test(&mut all, EQUAL, OWN_MEMORY[1] as u32, OWN, REST);
+    test(&mut all, EQUAL, last as u32, PROCESS, REST);
     all.push(load(ARGS + 2 * 8));
     test(&mut all, ANY_BITS, libc::PROT_EXEC as u32, REST, ALLOWED);
     all.push(load(ARGS));
@@ -128,19 +131,24 @@ fn front(site: usize, pid: u32) -> Vec<sock_filter> {
 /// there, none at all, or too many.
 ///
 /// # Safety
-/// As for [`pointers::read_quickly`].
+/// As for [`pointers::load`].
 unsafe fn amend(filter: *const sock_fprog) -> Option<Vec<sock_filter>> {
     const NOTHING: sock_filter = sock_filter { code: 0, jt: 0, jf: 0, k: 0 };
-    // It looks at what the program points at, perhaps before there is a socket.
-    faults::handle_unless_done();
-    let own = unsafe { pointers::read_quickly(filter) }.ok()?;
+    // The system copies: a program without sockets has no handler of this library.
+    let mut own = [0_u8; size_of::<sock_fprog>()];
+    unsafe { pointers::load(filter.cast(), &mut own) }.ok()?;
+    let own = unsafe { own.as_ptr().cast::<sock_fprog>().read_unaligned() };
     let mut whole = front(system::call_site()?, system::getpid().cast_unsigned());
     let (front, len) = (whole.len(), usize::from(own.len));
     if len == 0 || front + len > INSTRUCTIONS_MAX {
         return None;
     }
     whole.resize(front + len, NOTHING);
-    unsafe { pointers::read_all_quickly(own.filter, &mut whole[front..]) }.ok()?;
+    let to = &mut whole[front..];
+    let room = size_of_val(to);
+    // An instruction has no padding, and any bytes are one.
+    let to = unsafe { core::slice::from_raw_parts_mut(to.as_mut_ptr().cast(), room) };
+    unsafe { pointers::load(own.filter.cast_const().cast(), to) }.ok()?;
     Some(whole)
 }
 

@@ -11,6 +11,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -161,11 +162,74 @@ static void not_allowed(int i) {
     }
 }
 
+/* A filter that allows few calls, and what comes of all others. */
+static void allow_few(int by_syscall, unsigned otherwise) {
+    struct sock_filter all[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)), ALLOWS(write), ALLOWS(exit_group),
+        ALLOWS(kill), ALLOWS(getpid), ALLOWS(rt_sigreturn), BPF_STMT(BPF_RET | BPF_K, otherwise)};
+    struct sock_fprog program = {sizeof all / sizeof *all, all};
+    give(&program, by_syscall);
+}
+
+static void writes_nowhere(void) { *(volatile char *)8 = 1; }
+static void sends_itself(void) { kill(getpid(), SIGSEGV); }
+static void returns(int number) {
+    static int count;
+    if (number != SIGSEGV || ++count > 1)
+        _exit(9);
+}
+
+/* What ends a program by SIGSEGV does, whatever a filter forbids. */
+static void ends(int by_syscall, int is_once, unsigned otherwise, void (*does)(void)) {
+    int status;
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(20);
+        struct sigaction action = {.sa_handler = returns, .sa_flags = SA_RESETHAND};
+        if (is_once)
+            MUST(sigaction(SIGSEGV, &action, NULL) == 0);
+        allow_few(by_syscall, otherwise);
+        does();
+        _exit(0);
+    }
+    MUST(waitpid(child, &status, 0) == child);
+    MUST(WIFSIGNALED(status));
+    MUST(WTERMSIG(status) == SIGSEGV);
+}
+
+/* A program without sockets does not notice the library. */
+static void has_no_sockets(int by_syscall) {
+    const unsigned refuse = SECCOMP_RET_ERRNO | EPERM, end = SECCOMP_RET_KILL_PROCESS;
+    ends(by_syscall, 0, refuse, writes_nowhere);
+    ends(by_syscall, 0, end, writes_nowhere);
+    ends(by_syscall, 0, refuse, sends_itself);
+    ends(by_syscall, 0, end, sends_itself);
+    ends(by_syscall, 1, refuse, writes_nowhere);
+    ends(by_syscall, 1, end, writes_nowhere);
+    pid_t child = fork();
+    if (child == 0) {
+        uint64_t now[4] = {0};
+        struct sock_filter all[] = {BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+        struct sock_fprog program = {1, all};
+        MUST(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, mmap(NULL, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) == -1);
+        MUST(errno == EFAULT);
+        give(&program, by_syscall);
+        MUST(syscall(SYS_rt_sigaction, SIGSEGV, NULL, now, 8) == 0 && now[0] == 0);
+        MUST(syscall(SYS_rt_sigaction, SIGBUS, NULL, now, 8) == 0 && now[0] == 0);
+        _exit(0);
+    }
+    int status;
+    MUST(waitpid(child, &status, 0) == child && status == 0);
+}
+
 int main(int argc, char **argv) {
     MUST(argc == 3);
     int by_syscall = !strcmp(argv[2], "syscall");
     struct sockaddr_in names[] = {name_of(argv[1], 4440), name_of(argv[1], 4441)};
+    has_no_sockets(by_syscall);
     int a = bound(names[0]), b = bound(names[1]);
+    ends(by_syscall, 0, SECCOMP_RET_ERRNO | EPERM, writes_nowhere);
+    ends(by_syscall, 1, SECCOMP_RET_ERRNO | EPERM, writes_nowhere);
     /* It is a filter all the same: for what the program does, and for what the library may not. */
     int status;
     for (int i = 0; i < 5; i++) {

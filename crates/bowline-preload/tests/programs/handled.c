@@ -13,6 +13,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -178,6 +179,18 @@ static void fault(void) {
 }
 static void handle_it(void) { faults(0); }
 static void send_it(void) { kill(getpid(), SIGSEGV); }
+/* Signals that the system sends, which come of no instruction that is repeated. */
+static void queue_bus(void) {
+    siginfo_t info = {.si_signo = SIGBUS, .si_code = 5};
+    MUST(syscall(SYS_rt_tgsigqueueinfo, getpid(), getpid(), SIGBUS, &info) == 0);
+}
+static void has_no_frame(void) {
+    stack_t nowhere = {.ss_sp = nothing, .ss_size = 4096};
+    struct sigaction action = {.sa_handler = plain, .sa_flags = SA_ONSTACK};
+    MUST(sigaction(SIGUSR1, &action, NULL) == 0);
+    MUST(mprotect(nothing, 4096, PROT_NONE) == 0 && sigaltstack(&nowhere, NULL) == 0);
+    raise(SIGUSR1);
+}
 static void once(void) {
     sets(plain, SA_RESETHAND, 0);
     faults(0);
@@ -231,6 +244,9 @@ int main(int argc, char **argv) {
         now();
         sets(SIG_DFL, flags[i], 0);
         ends("by default", fault);
+        ends("sent", send_it);
+        ends("sent by the system", queue_bus);
+        ends("without a frame", has_no_frame);
     }
     static sighandler_t (*const ways[])(int, sighandler_t) = {signal, ssignal, sysv_signal, sigset};
     for (int i = 0; i < (int)(sizeof ways / sizeof *ways); i++) {
