@@ -657,10 +657,10 @@ pub(crate) fn may(name: c_int, value: &[u8]) -> Result<bool, c_int> {
 /// without one. Relaxed: children have what their parent had.
 static COPIES_FOR: AtomicI32 = AtomicI32::new(0);
 
-/// From now on the system makes copies of the memory of this process for it alone, not for its
-/// children.
-pub fn copy_for_this_process_alone() {
-    COPIES_FOR.store(getpid(), Ordering::Relaxed);
+/// From now on the system makes copies of the memory of this process, which has the number `own`,
+/// for it alone, not for its children.
+pub fn copy_for_alone(own: c_int) {
+    COPIES_FOR.store(own, Ordering::Relaxed);
 }
 
 /// This process, if the system may be asked for copies of its memory.

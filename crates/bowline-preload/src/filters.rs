@@ -20,8 +20,8 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use bowline_host_client::system;
 use libc::{sock_filter, sock_fprog};
 
-use crate::pointers;
 use crate::real::{fail, hidden};
+use crate::{pointers, process};
 
 /// What the library asks for on behalf of a call on a socket that there is.
 const CALLS: [c_long; 21] = [
@@ -168,10 +168,13 @@ unsafe fn give_amended(
     let given = amended.as_ref().map_or(filter, core::ptr::from_ref);
     // Without the hint there would be no allocation.
     drop(core::hint::black_box(vec![0_u8; HEAP]));
+    // Asked before the filter judges who asks. That of a `vfork`'s child is not its parent's, whose
+    // memory this is.
+    let own = (!process::is_visitor()).then(system::getpid);
     let result = give(given);
-    if result >= 0 {
+    if let Some(own) = own.filter(|_| result >= 0) {
         IS_FILTERED.store(true, Ordering::Relaxed);
-        system::copy_for_this_process_alone();
+        system::copy_for_alone(own);
     }
     drop(whole);
     result

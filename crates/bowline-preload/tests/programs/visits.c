@@ -3,12 +3,16 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -102,11 +106,33 @@ static void comes_first(void) {
     MUST(recv(own, got, sizeof got, 0) == 6);
 }
 
+/* A child gives the system a filter: its parent has none, and the system copies for it as ever. */
+static void gives_filter(void) {
+    struct sock_filter all[] = {BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+    struct sock_fprog program = {1, all};
+    pid_t child = vfork();
+    MUST(child >= 0);
+    if (child == 0) {
+        MUST(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+        MUST(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
+        _exit(0);
+    }
+    int status;
+    MUST(waitpid(child, &status, 0) == child && status == 0);
+    void *nothing = mmap(NULL, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    sigset_t set;
+    sigemptyset(&set), sigaddset(&set, SIGSEGV);
+    MUST(sigprocmask(SIG_BLOCK, &set, NULL) == 0);
+    MUST(setsockopt(own, SOL_SOCKET, SO_SNDBUF, nothing, 4) == -1 && errno == EFAULT);
+    MUST(sigprocmask(SIG_UNBLOCK, &set, NULL) == 0);
+}
+
 int main(int argc, char **argv) {
     name.sin_family = AF_INET;
     MUST(argc == 2 && inet_pton(AF_INET, argv[1], &name.sin_addr) == 1);
     null_file = open("/dev/null", O_RDWR);
     comes_first();
+    gives_filter();
     pthread_t thread;
     MUST(pthread_create(&thread, NULL, exchanges, NULL) == 0);
     for (int n = 0; n < 200; n++) {
