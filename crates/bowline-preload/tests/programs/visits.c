@@ -14,6 +14,7 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -127,12 +128,32 @@ static void gives_filter(void) {
     MUST(sigprocmask(SIG_UNBLOCK, &set, NULL) == 0);
 }
 
+/* A process that the C library has not seen made, and which has children of its own at once. */
+static void is_made_past_the_library(void) {
+    int status;
+    pid_t made = (pid_t)syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+    MUST(made >= 0);
+    if (made == 0) {
+        pid_t child = vfork();
+        MUST(child >= 0);
+        if (child == 0)
+            visit(1);
+        MUST(waitpid(child, &status, 0) == child && status == 0);
+        char got[8];
+        MUST(sendto(own, "message", 7, 0, (struct sockaddr *)&name, sizeof name) == 7);
+        MUST(recv(own, got, sizeof got, 0) == 7);
+        _exit(0);
+    }
+    MUST(waitpid(made, &status, 0) == made && status == 0);
+}
+
 int main(int argc, char **argv) {
     name.sin_family = AF_INET;
     MUST(argc == 2 && inet_pton(AF_INET, argv[1], &name.sin_addr) == 1);
     null_file = open("/dev/null", O_RDWR);
     comes_first();
     gives_filter();
+    is_made_past_the_library();
     pthread_t thread;
     MUST(pthread_create(&thread, NULL, exchanges, NULL) == 0);
     for (int n = 0; n < 200; n++) {
