@@ -34,4 +34,4 @@ pub use channel::{Channel, Descriptors, Welcome, is_refusal};
 pub use node::{Node, Opened};
 pub use owned::{Host, OwnedSocket};
 pub use socket::{Message, Pieces, Socket, To};
-pub use trust::{is_socket_of_node, wanted_namespace};
+pub use trust::{is_like_those_of_nodes, is_socket_of_node, wanted_namespace};

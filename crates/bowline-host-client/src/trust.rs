@@ -163,6 +163,11 @@ pub fn is_socket_of_node(fd: c_int) -> bool {
     maker(fd).is_some_and(|maker| is_trusted(maker.user))
 }
 
+/// Tells whether a descriptor is a socket of the kind that nodes make, whoever has made it.
+pub fn is_like_those_of_nodes(fd: c_int) -> bool {
+    maker(fd).is_some()
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs::{self, Permissions};

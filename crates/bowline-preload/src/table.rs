@@ -8,7 +8,7 @@
 use core::ffi::{c_char, c_int};
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use bowline_host_client::{Channel, Socket, is_socket_of_node, system};
+use bowline_host_client::{Channel, Socket, is_like_those_of_nodes, is_socket_of_node, system};
 use bowline_host_wire::{NAME_PREFIX, SocketHandle};
 
 use crate::nodes::{self, Hidden, Node};
@@ -100,7 +100,9 @@ pub(crate) fn is_something_else(fd: c_int) -> bool {
     let kept = KeptErrno::new();
     // Errors of sockets that are well.
     let harmless = [libc::EAGAIN, libc::EINTR, libc::ETIMEDOUT, libc::ENOBUFS];
-    if harmless.contains(&kept.value()) || is_socket_of_node(fd) {
+    // Whether its node is trusted does not matter any more.
+    let is_same = || has_name_of_node(fd) && is_like_those_of_nodes(fd);
+    if harmless.contains(&kept.value()) || is_same() {
         return false;
     }
     forget(fd);

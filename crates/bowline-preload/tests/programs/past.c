@@ -4,12 +4,15 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "bowline_rds.h"
@@ -23,12 +26,13 @@
     } while (0)
 
 /* As a program makes it that has no C library. */
-static long call_itself(long call, int fd, const void *from, size_t len) {
+static long call_with(long call, int fd, const void *from, size_t len, void *more) {
 #if defined __x86_64__
     long result;
+    register void *fourth __asm__("r10") = more;
     __asm__ volatile("syscall"
                      : "=a"(result)
-                     : "a"(call), "D"(fd), "S"(from), "d"(len)
+                     : "a"(call), "D"(fd), "S"(from), "d"(len), "r"(fourth)
                      : "rcx", "r11", "memory");
     return result;
 #elif defined __aarch64__
@@ -36,11 +40,16 @@ static long call_itself(long call, int fd, const void *from, size_t len) {
     register long result __asm__("x0") = fd;
     register const void *bytes __asm__("x1") = from;
     register size_t count __asm__("x2") = len;
-    __asm__ volatile("svc 0" : "+r"(result) : "r"(number), "r"(bytes), "r"(count) : "memory");
+    register void *fourth __asm__("x3") = more;
+    __asm__ volatile("svc 0" : "+r"(result) : "r"(number), "r"(bytes), "r"(count), "r"(fourth) : "memory");
     return result;
 #else
-    return syscall(call, fd, from, len);
+    return syscall(call, fd, from, len, more);
 #endif
+}
+
+static long call_itself(long call, int fd, const void *from, size_t len) {
+    return call_with(call, fd, from, len, NULL);
 }
 
 static long write_itself(int fd, const void *from, size_t len) {
@@ -67,7 +76,7 @@ static void datagrams(int ends[2]) {
     MUST(connect(ends[1], (struct sockaddr *)&own, len) == 0);
 }
 
-enum ends { PIPE, PAIR, DATAGRAMS };
+enum ends { PIPE, PAIR, PAIR_ITSELF, DATAGRAMS };
 
 /* The number of a socket that was closed so is something else's. */
 static int recycled(const char *address, int ends[2], enum ends kind) {
@@ -75,6 +84,8 @@ static int recycled(const char *address, int ends[2], enum ends kind) {
     MUST(call_itself(SYS_close, fd, NULL, 0) == 0);
     if (kind == DATAGRAMS)
         datagrams(ends);
+    else if (kind == PAIR_ITSELF)
+        MUST(call_with(SYS_socketpair, AF_UNIX, (void *)SOCK_SEQPACKET, 0, ends) == 0);
     else
         MUST((kind == PAIR ? socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends) : pipe(ends)) == 0);
     MUST(ends[0] == fd);
@@ -125,6 +136,46 @@ static void are_something_else(const char *address) {
     close(fd), close(ends[1]), close(rest[0]), close(rest[1]);
 }
 
+/* A pair like those that nodes make is the program's all the same. */
+static void is_a_pair(const char *address) {
+    char got[8];
+    int ends[2];
+    for (int i = 0; i < 2; i++) {
+        int fd = recycled(address, ends, PAIR_ITSELF);
+        MUST((i ? write(fd, "other", 5) : send(fd, "other", 5, 0)) == 5);
+        MUST(read(ends[1], got, sizeof got) == 5);
+        MUST(send(ends[1], "other", 5, 0) == 5);
+        MUST(recv(fd, got, sizeof got, 0) == 5);
+        close(fd), close(ends[1]);
+    }
+}
+
+/* A process that does not trust the user of its node any more has the socket all the same. */
+static void trusts_nobody(const char *address) {
+    struct sockaddr_in name = {.sin_family = AF_INET, .sin_port = htons(4310)};
+    int fd = socket(AF_RDS, SOCK_SEQPACKET, 0), status;
+    MUST(inet_pton(AF_INET, address, &name.sin_addr) == 1);
+    MUST(fd >= 0 && bind(fd, (struct sockaddr *)&name, sizeof name) == 0);
+    pid_t child = fork();
+    if (child == 0) {
+        static const char map[] = "1000 1000 1";
+        /* Only root can become another user; not every system lets users have namespaces. */
+        if (setresuid(1000, 1000, 1000) || prctl(PR_SET_DUMPABLE, 1, 0, 0, 0) || unshare(CLONE_NEWUSER))
+            _exit(0);
+        int file = open("/proc/self/uid_map", O_WRONLY);
+        if (file < 0 || write(file, map, sizeof map - 1) != sizeof map - 1)
+            _exit(0);
+        unsetenv("BOWLINE_RDS_SOCKET");
+        MUST(send(fd, "hello", 5, 0) == -1);
+        _exit(0);
+    }
+    char byte;
+    MUST(waitpid(child, &status, 0) == child && status == 0);
+    MUST(sendto(fd, "x", 1, 0, (struct sockaddr *)&name, sizeof name) == 1);
+    MUST(recv(fd, &byte, 1, 0) == 1);
+    close(fd);
+}
+
 int main(int argc, char **argv) {
     char byte;
     MUST(argc == 2);
@@ -144,6 +195,8 @@ int main(int argc, char **argv) {
         close(fd);
     }
     are_something_else(argv[1]);
+    is_a_pair(argv[1]);
+    trusts_nobody(argv[1]);
     /* A long one fails at once. */
     static char much[8192];
     MUST(write_itself(other, much, sizeof much) < 0);
