@@ -316,6 +316,7 @@ fn a_program_of_java_with_jna_runs() {
     }
     let classes = format!("{JNA}:{}", scene.folder.display());
     let mut java = scene.command("java");
+    java.arg(format!("-XX:ErrorFile={}", scene.folder.join("crash.log").display()));
     java.args(["-cp", &classes, "Rds", &scene.addresses[0]]);
     finish(java.spawn().unwrap(), "Rds.java");
     scene.is_empty_again();
