@@ -421,7 +421,7 @@ fn a_machine_reads_what_it_has_written_while_paths_are_cut() {
     let memory = Memory::new();
     let cuts = while_paths_are_cut(&rig, "machine", || {
         let mut guest = Guest::start(&path, &memory, 0);
-        guest.add_queue(64, 0);
+        guest.add_queue(64);
         let end = Instant::now() + Duration::from_secs(4);
         let mut round = 0_u8;
         while Instant::now() < end {

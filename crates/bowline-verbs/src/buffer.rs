@@ -131,7 +131,10 @@ impl Buffer {
         }
         let len = usize::try_from(stat.st_size).ok().filter(|len| *len > 0);
         let len = len.ok_or(io::ErrorKind::InvalidInput)?;
-        Self::map_of(len, libc::MAP_SHARED, fd)
+        let buffer = Self::map_of(len, libc::MAP_SHARED, fd)?;
+        // What others keep there does not belong into a core dump of this process.
+        buffer.advise(0, len, libc::MADV_DONTDUMP);
+        Ok(buffer)
     }
 
     /// Number of accesses to bytes that the other process did not have; 0 for memory of this one.

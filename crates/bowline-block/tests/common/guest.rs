@@ -137,7 +137,7 @@ impl Guest {
     pub(crate) fn start(at: &Path, memory: &Arc<Memory>, without: u64) -> Self {
         let mut guest = Self::connect(at, memory, without);
         guest.share();
-        guest.add_queue(128, 0);
+        guest.add_queue(128);
         guest
     }
 
@@ -145,16 +145,28 @@ impl Guest {
         self.front.set_mem_table(&self.memory.regions()).unwrap();
     }
 
-    /// Sets up the next ring, and starts it at a request.
-    pub(crate) fn add_queue(&mut self, size: u16, next: u16) {
-        let index = self.queues.len();
+    /// Sets up the next ring, which is new.
+    pub(crate) fn add_queue(&mut self, size: u16) {
+        self.add_queue_at(size, 0);
+    }
+
+    /// Sets up the next ring, on which so many requests were done.
+    pub(crate) fn add_queue_at(&mut self, size: u16, next: u16) {
         let kick = EventFd::new(0).unwrap();
         let call = EventFd::new(rustix_nonblock()).unwrap();
         let memory = Arc::clone(&self.memory);
         let event_index = self.features & F_EVENT_IDX != 0;
-        let at = index as u64 * RING + GUEST;
+        let at = self.queues.len() as u64 * RING + GUEST;
         let queue = Queue { memory, at, size, next, seen: next, kick, call, event_index };
-        let addresses = queue.addresses();
+        queue.set_number(queue.available() + 2, next);
+        queue.set_number(queue.used() + 2, next);
+        self.resume(queue);
+    }
+
+    /// Sets up the next ring, of a machine that was connected before.
+    pub(crate) fn resume(&mut self, queue: Queue) {
+        let index = self.queues.len();
+        let (addresses, size, next) = (queue.addresses(), queue.size, queue.used_index());
         self.front.set_vring_num(index, size).unwrap();
         self.front.set_vring_base(index, next).unwrap();
         self.front.set_vring_addr(index, &addresses).unwrap();

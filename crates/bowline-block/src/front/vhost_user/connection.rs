@@ -97,16 +97,20 @@ impl Connection {
         }
     }
 
-    /// Serves until one side ends it; never returns `Ok`.
-    pub(super) fn run(mut self) -> Result<(), Ended> {
+    /// Serves until one side ends it; returns how.
+    pub(super) fn run(mut self) -> Ended {
         let socket = self.rings.client.socket();
         let patient = socket
             .set_read_timeout(Some(PATIENCE))
             .and_then(|()| socket.set_write_timeout(Some(PATIENCE)));
-        let mut ended = patient.map_err(Ended::from);
-        while ended.is_ok() {
-            ended = self.turn();
-        }
+        let ended = match patient {
+            Ok(()) => loop {
+                if let Err(ended) = self.turn() {
+                    break ended;
+                }
+            },
+            Err(error) => error.into(),
+        };
         self.rings.end();
         ended
     }
@@ -356,7 +360,11 @@ impl Connection {
                 self.rings.pause(ring as usize, !enabled);
             }
             Message::SetBackendChannel => {
-                let channel = UnixStream::from(fds.pop().ok_or_else(no_descriptor)?);
+                let channel = fds.pop().ok_or_else(no_descriptor)?;
+                if file_type(&channel)? != FileType::Socket {
+                    return broken("the channel to the machine is no socket");
+                }
+                let channel = UnixStream::from(channel);
                 channel.set_nonblocking(true)?;
                 self.channel = Some(channel);
             }
@@ -431,14 +439,17 @@ fn event(expected: HasFd, fds: &mut Vec<OwnedFd>) -> Result<Option<OwnedFd>, End
         return Ok(None);
     }
     let event = fds.pop().ok_or_else(no_descriptor)?;
-    let stat = rustix::fs::fstat(&event).map_err(io::Error::from)?;
     // An event descriptor is of no type that files have.
-    if FileType::from_raw_mode(stat.st_mode) != FileType::Unknown {
+    if file_type(&event)? != FileType::Unknown {
         return broken("what should be an event descriptor is a file or a socket");
     }
     let flags = rustix::fs::fcntl_getfl(&event).map_err(io::Error::from)?;
     rustix::fs::fcntl_setfl(&event, flags | OFlags::NONBLOCK).map_err(io::Error::from)?;
     Ok(Some(event))
+}
+
+fn file_type(fd: &OwnedFd) -> io::Result<FileType> {
+    Ok(FileType::from_raw_mode(rustix::fs::fstat(fd)?.st_mode))
 }
 
 /// Receives a message with its descriptors.

@@ -35,7 +35,6 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use bowline_ctl::{Acceptor, ClientConnection, ClientHandler, ConnectionLimits, OwnedFile};
-use bowline_rnbd::Errno;
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::device::{BlockDevice, DiskEvent};
@@ -229,26 +228,27 @@ impl Shared {
         let shared = Arc::clone(self);
         let thread = std::thread::Builder::new().name("bowline-vhost-q".into());
         let thread = thread.spawn(move || {
-            if let Err(Ended::Broken(why)) = shared.serve(client) {
-                shared.tell(&format!("disconnected from a machine: {why}"));
+            if let Err(why) = shared.serve(client) {
+                shared.tell(&format!("a machine cannot be served: {why}"));
             }
         });
         machines.threads.extend(thread);
     }
 
-    /// Serves a machine until one side ends it; never returns `Ok`.
-    fn serve(self: &Arc<Self>, client: ClientConnection) -> Result<(), Ended> {
-        let no_memory = |errno: Errno| Ended::Broken(format!("no memory for it: {errno}"));
-        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let wake = wake.map_err(io::Error::from)?;
-        let rings = Rings::new(client, Arc::clone(&self.disk), self.options, wake);
-        let rings = rings.map_err(no_memory)?;
+    /// Serves a machine until one side ends it.
+    fn serve(self: &Arc<Self>, client: ClientConnection) -> io::Result<()> {
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let rings = Rings::new(client, Arc::clone(&self.disk), self.options, wake)
+            .map_err(|errno| io::Error::from_raw_os_error(errno.0))?;
         self.lock().rings.push(Arc::downgrade(&rings));
-        let handler = Arc::downgrade(&rings);
-        let handler: Weak<dyn ClientHandler> = handler;
+        let rings_of_handler = Arc::downgrade(&rings);
+        let handler: Weak<dyn ClientHandler> = rings_of_handler;
         rings.client.set_handler(handler);
-        let ended = Connection::new(Arc::clone(&rings), Arc::clone(self)).run();
+        if let Ended::Broken(why) = Connection::new(Arc::clone(&rings), Arc::clone(self)).run() {
+            // Before the machine sees the end.
+            self.tell(&format!("disconnected from a machine: {why}"));
+        }
         rings.client.shut_down();
-        ended
+        Ok(())
     }
 }
