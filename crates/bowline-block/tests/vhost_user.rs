@@ -306,7 +306,8 @@ fn requests_for_what_is_not_there_fail_and_others_go_on() {
     let mut guest = Guest::start(&served.path, &memory, 0);
     let end = guest::GUEST + guest::BYTES as u64;
     let long = 1 << 31;
-    let bad: [(u32, u64, &[(u64, u32)]); 10] = [
+    type Bad<'a> = (u32, u64, &'a [(u64, u32)]);
+    let bad: [Bad<'_>; 10] = [
         (OUT, 0, &[(0, 512)]),
         (OUT, 0, &[(u64::MAX - 100, 512)]),
         (IN, 0, &[(end - 256, 512)]),
@@ -453,10 +454,13 @@ fn rings_outside_of_memory_are_refused() {
     }
 }
 
+/// A request, and who gets its result.
+type HeldIo = (BackendIo, Arc<dyn BackendDone>);
+
 /// A store that carries out nothing until it is let go.
 struct Held {
     store: Arc<dyn Backend>,
-    held: Mutex<Option<Vec<(BackendIo, Arc<dyn BackendDone>)>>>,
+    held: Mutex<Option<Vec<HeldIo>>>,
     writes: AtomicUsize,
 }
 

@@ -280,7 +280,7 @@ pub(super) fn features(limits: &Limits) -> u64 {
 }
 
 fn discard_sectors(limits: &Limits) -> u32 {
-    limits.discard.map_or(0, |discard| whole(limits, discard.max_bytes.into()))
+    limits.discard.map_or(0, |discard| whole(limits, discard.max_bytes))
 }
 
 fn zeroes_sectors(limits: &Limits) -> u32 {
