@@ -18,8 +18,8 @@ use bowline_block::front::vhost_user::{self, VhostUserOptions, VhostUserServer};
 use bowline_block::{IoOp, Limits, LocalDevice};
 use bowline_verbs::Buffer;
 use guest::{
-    DATA, DISCARD, Desc, F_EVENT_IDX, F_RO, FLUSH, GET_ID, Guest, IN, INDIRECT, Memory, NEXT, OUT,
-    WRITE, WRITE_ZEROES,
+    DATA, DISCARD, Desc, F_EVENT_IDX, F_FLUSH, F_RO, FLUSH, GET_ID, Guest, IN, INDIRECT, Memory,
+    NEXT, OUT, WRITE, WRITE_ZEROES,
 };
 use rustix::event::EventfdFlags;
 use rustix::fs::SealFlags;
@@ -32,17 +32,17 @@ use vhost::vhost_user::message::VhostUserInflight;
 struct Served {
     server: VhostUserServer,
     path: PathBuf,
-    /// What it told.
-    told: Arc<Mutex<Vec<String>>>,
+    /// What it reported.
+    reports: Arc<Mutex<Vec<String>>>,
 }
 
 fn serve(name: &str, disk: Arc<LocalDevice>, options: VhostUserOptions) -> Served {
     let path = std::env::temp_dir().join(format!("bowline-{name}-{}.sock", std::process::id()));
-    let told: Arc<Mutex<Vec<String>>> = Arc::default();
-    let tell = Arc::clone(&told);
-    let trouble = move |why: &str| tell.lock().unwrap().push(why.to_owned());
+    let reports: Arc<Mutex<Vec<String>>> = Arc::default();
+    let to = Arc::clone(&reports);
+    let trouble = move |why: &str| to.lock().unwrap().push(why.to_owned());
     let server = vhost_user::serve(disk, &path, options, trouble).expect("served");
-    Served { server, path, told }
+    Served { server, path, reports }
 }
 
 fn memory(bytes: u64) -> Arc<dyn Backend> {
@@ -73,7 +73,7 @@ fn a_guest_reads_what_it_has_written() {
         assert_eq!(guest.run(IN, (16 << 20) / 512, &[(DATA, 512)]), 1, "behind the end");
         memory.put(guest::GUEST, &[0; 128 << 10]);
     }
-    assert_eq!(*served.told.lock().unwrap(), [""; 0]);
+    assert_eq!(*served.reports.lock().unwrap(), [""; 0]);
     drop(served.server);
     assert!(!served.path.exists(), "the socket is removed");
 }
@@ -191,11 +191,11 @@ fn requests_of_several_queues_and_with_tables_of_descriptors_are_done() {
             }
         }
     }
-    assert_eq!(*served.told.lock().unwrap(), [""; 0]);
+    assert_eq!(*served.reports.lock().unwrap(), [""; 0]);
 }
 
 #[test]
-fn a_machine_is_told_of_another_size() {
+fn a_machine_learns_of_another_size() {
     // tests [NB-66]
     let path = std::env::temp_dir().join(format!("bowline-vhost-size-{}", std::process::id()));
     let file = File::create(&path).unwrap();
@@ -290,16 +290,16 @@ fn a_guest_that_breaks_its_ring_loses_this_ring_only() {
         assert_eq!(guest.queues[0].run(OUT, 0, &[(DATA, 512)]), 0, "{what}");
         mischief(&mut guest.queues[0]);
         until(what, || error.read().is_ok());
-        // The other ring and the connection go on; set up anew, this one does too.
+        // The other ring and the connection work on; set up again, this one does too.
         assert_eq!(guest.queues[1].run(OUT, 0, &[(DATA, 512)]), 0, "{what}");
         guest.front.get_vring_base(0).unwrap();
         assert_eq!(guest.queues[0].used_index(), 1, "{what}");
     }
-    assert!(served.told.lock().unwrap()[0].starts_with("queue 0 stands still, its guest put"));
+    assert!(served.reports.lock().unwrap()[0].starts_with("queue 0 is stopped: its guest put"));
 }
 
 #[test]
-fn requests_for_what_is_not_there_fail_and_others_go_on() {
+fn requests_for_what_is_not_there_fail_and_others_work_on() {
     // tests [NB-66]
     let served = plain("vhost-errors");
     let memory = Memory::new();
@@ -365,7 +365,7 @@ fn halves(halves: &[u32]) -> Vec<u8> {
 }
 
 #[test]
-fn a_machine_that_breaks_the_protocol_is_disconnected_and_others_go_on() {
+fn a_machine_that_breaks_the_protocol_is_disconnected_and_others_work_on() {
     // tests [NB-66]
     let served = plain("vhost-protocol");
     let memory = Memory::new();
@@ -409,8 +409,11 @@ fn a_machine_that_breaks_the_protocol_is_disconnected_and_others_go_on() {
         assert_eq!(raw(&served, request, &body, fds), [0; 0], "{request} {body:?}");
         assert_eq!(guest.run(OUT, 0, &[(DATA, 512)]), 0);
     }
-    let told = served.told.lock().unwrap().clone();
-    assert!(told[0].starts_with("disconnected from a machine: message 99 is unknown"), "{told:?}");
+    let reports = served.reports.lock().unwrap().clone();
+    assert!(
+        reports[0].starts_with("disconnected from a machine: message 99 is unknown"),
+        "{reports:?}"
+    );
     // A message that never ends holds up its own connection only.
     let mut half = UnixStream::connect(&served.path).unwrap();
     half.write_all(&[1, 0, 0]).unwrap();
@@ -424,8 +427,8 @@ fn memory_that_can_become_shorter_is_refused_with_what_to_do() {
     let served = plain("vhost-unsealed");
     let unsealed = guest::memory(1 << 20, SealFlags::empty());
     raw(&served, 5, &words(&[1, 0, 1 << 20, 0, 0]), &[&unsealed]);
-    let told = served.told.lock().unwrap().clone();
-    assert!(told[0].contains("memory-backend-memfd,share=on"), "{told:?}");
+    let reports = served.reports.lock().unwrap().clone();
+    assert!(reports[0].contains("memory-backend-memfd,share=on"), "{reports:?}");
 }
 
 #[test]
@@ -457,17 +460,21 @@ fn rings_outside_of_memory_are_refused() {
 /// A request, and who gets its result.
 type HeldIo = (BackendIo, Arc<dyn BackendDone>);
 
-/// A store that carries out nothing until it is let go.
+/// A store that executes nothing until it is let go.
 struct Held {
     store: Arc<dyn Backend>,
     held: Mutex<Option<Vec<HeldIo>>>,
     writes: AtomicUsize,
+    flushes: AtomicUsize,
+    /// Bytes of the memory that the data of the last write was in.
+    memory: AtomicUsize,
 }
 
 impl Held {
     fn new() -> Arc<Self> {
         let held = Mutex::new(Some(Vec::new()));
-        Arc::new(Self { store: memory(16 << 20), held, writes: AtomicUsize::new(0) })
+        let [writes, flushes, memory] = Default::default();
+        Arc::new(Self { store: self::memory(16 << 20), held, writes, flushes, memory })
     }
 
     fn count(&self) -> usize {
@@ -483,12 +490,16 @@ impl Held {
 
 impl Backend for Held {
     fn limits(&self) -> Limits {
-        self.store.limits()
+        Limits { write_cache: true, ..self.store.limits() }
     }
 
     fn submit(&self, io: &mut Vec<BackendIo>, done: &Arc<dyn BackendDone>) {
-        let writes = io.iter().filter(|io| io.op == IoOp::Write).count();
-        self.writes.fetch_add(writes, SeqCst);
+        let count = |op| io.iter().filter(|io| io.op == op).count();
+        self.writes.fetch_add(count(IoOp::Write), SeqCst);
+        self.flushes.fetch_add(count(IoOp::Flush), SeqCst);
+        for mem in io.iter().filter_map(|io| io.mem.as_ref()) {
+            self.memory.store(mem.buffer.len(), SeqCst);
+        }
         let mut held = self.held.lock().unwrap();
         match &mut *held {
             Some(held) => held.extend(io.drain(..).map(|io| (io, Arc::clone(done)))),
@@ -572,6 +583,49 @@ fn requests_in_flight_are_done_again_for_who_connects_again_once_the_old_have_en
 }
 
 #[test]
+fn data_in_few_pieces_is_not_copied() {
+    // tests [NB-66]
+    let store = Held::new();
+    store.let_go();
+    let disk = LocalDevice::new("disk", Arc::clone(&store) as _);
+    let served = serve("vhost-direct", disk, VhostUserOptions::default());
+    let memory = Memory::new();
+    let mut guest = Guest::start(&served.path, &memory, 0);
+    let copy = 8 << 20;
+    let short: Vec<_> = (0..16).map(|at| (DATA + at * 8192, 4096)).collect();
+    let long: Vec<_> = (0..4).map(|at| (DATA + at * 131_072, 65_536)).collect();
+    let all: [(&[(u64, u32)], usize); 5] = [
+        (&[(DATA, 4096)], guest::BYTES),
+        (&[(DATA, 4096), (DATA + 65_536, 4096)], guest::BYTES),
+        (&long, guest::BYTES),
+        (&short, copy),
+        // Pieces that are not whole blocks.
+        (&[(DATA, 100), (DATA + 8192, 412)], copy),
+    ];
+    for (pieces, bytes) in all {
+        assert_eq!(guest.run(OUT, 0, pieces), 0);
+        assert_eq!(store.memory.load(SeqCst), bytes, "{pieces:?}");
+    }
+}
+
+#[test]
+fn a_guest_that_does_not_flush_has_its_writes_flushed() {
+    // tests [NB-66]
+    let store = Held::new();
+    store.let_go();
+    let disk = LocalDevice::new("disk", Arc::clone(&store) as _);
+    let served = serve("vhost-flush", disk, VhostUserOptions::default());
+    let memory = Memory::new();
+    for (without, flushes) in [(0, 0), (F_FLUSH, 1)] {
+        memory.put(guest::GUEST, &[0; 128 << 10]);
+        let mut guest = Guest::start(&served.path, &memory, without);
+        assert_eq!(guest.run(OUT, 0, &[(DATA, 512)]), 0);
+        assert_eq!(guest.run(IN, 0, &[(DATA, 512)]), 0);
+        assert_eq!(store.flushes.load(SeqCst), flushes);
+    }
+}
+
+#[test]
 fn a_ring_is_stopped_when_its_requests_have_ended() {
     // tests [NB-66]
     let store = Held::new();
@@ -605,7 +659,7 @@ fn a_server_ends_though_the_disk_does_not_answer() {
     drop(served.server);
     assert!(guest.front.get_features().is_err(), "disconnected");
     store.let_go();
-    assert_eq!(guest.queues[0].used_index(), 0, "nothing is told after the end");
+    assert_eq!(guest.queues[0].used_index(), 0, "nothing reaches the guest after the end");
 }
 
 #[test]
@@ -634,7 +688,7 @@ fn more_requests_than_there_is_memory_for_wait_and_are_done() {
 }
 
 #[test]
-fn whatever_a_guest_puts_in_its_ring_the_server_goes_on() {
+fn whatever_a_guest_puts_in_its_ring_the_server_works_on() {
     // tests [NB-66]
     let served = plain("vhost-chaos");
     let memory = Memory::new();

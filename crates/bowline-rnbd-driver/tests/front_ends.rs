@@ -1,5 +1,5 @@
-//! A mapped disk through its front ends, NBD, a file and vhost-user, used by common programs while paths are
-//! cut. Programs that are not installed are reported as skipped.
+//! A mapped disk through its front ends, NBD, a file and vhost-user, used by common programs while
+//! paths are cut. Programs that are not installed are reported as skipped.
 //!
 //! `BOWLINE_CHURN_SECONDS` sets for how many seconds a path is killed every two seconds; the
 //! default is eight.

@@ -30,8 +30,9 @@ const PAGE: usize = 4096;
 const MADV_COLLAPSE: i32 = 25;
 
 /// Page-aligned memory of fixed size, which may be registered: zeroed memory of this process alone,
-/// a file of memory shared with another one, or the memory of another process. Peers change it at any time, as a device would by DMA, so no reference to its bytes is
-/// ever created: bytes are copied in and out.
+/// a file of memory shared with another one, or the memory of another process. Peers change it at
+/// any time, as a device would by DMA, so no reference to its bytes is ever created: bytes are
+/// copied in and out.
 #[derive(Debug)]
 pub struct Buffer {
     /// Dangling for memory of another process, of which this process maps nothing.
@@ -109,10 +110,10 @@ impl Buffer {
     /// All bytes of a file of memory (`memfd_create`) that other processes may have mapped too.
     ///
     /// # Errors
-    /// `PermissionDenied` when the file is not sealed against shrinking (`F_SEAL_SHRINK`): an access
-    /// behind its end would end this process. `InvalidInput` when it has no seals, as files that are
-    /// not memory, or no bytes. Otherwise the system's.
-    pub fn of_file(file: impl AsFd) -> io::Result<Self> {
+    /// `PermissionDenied` when the file is not sealed against shrinking (`F_SEAL_SHRINK`): an
+    /// access behind its end would end this process. `InvalidInput` when it has no seals, as files
+    /// that are not memory, or no bytes. Otherwise the system's.
+    pub fn from_memfd(file: impl AsFd) -> io::Result<Self> {
         let fd = file.as_fd().as_raw_fd();
         // SAFETY: the call only reads the descriptor's state.
         let seals = unsafe { libc::fcntl(fd, libc::F_GET_SEALS) };
@@ -478,7 +479,8 @@ mod tests {
     fn a_file_of_memory_is_shared_and_must_not_become_shorter() {
         use std::os::unix::fs::FileExt;
         let shared = file(8_192, libc::F_SEAL_SHRINK);
-        let (one, other) = (Buffer::of_file(&shared).unwrap(), Buffer::of_file(&shared).unwrap());
+        let (one, other) =
+            (Buffer::from_memfd(&shared).unwrap(), Buffer::from_memfd(&shared).unwrap());
         one.write(8_190, b"ab");
         let mut bytes = [0; 2];
         shared.read_at(&mut bytes, 8_190).unwrap();
@@ -486,7 +488,7 @@ mod tests {
         one.store_u16(2, 0x1234);
         assert_eq!(other.load_u16(2), 0x1234);
 
-        let refused = |file: std::fs::File| Buffer::of_file(&file).unwrap_err().kind();
+        let refused = |file: std::fs::File| Buffer::from_memfd(&file).unwrap_err().kind();
         assert_eq!(refused(file(4_096, 0)), io::ErrorKind::PermissionDenied);
         assert_eq!(refused(file(0, libc::F_SEAL_SHRINK)), io::ErrorKind::InvalidInput);
         let plain = std::fs::File::open("/dev/null").unwrap();

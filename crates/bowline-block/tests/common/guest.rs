@@ -72,7 +72,7 @@ pub(crate) struct Memory {
 impl Memory {
     pub(crate) fn new() -> Arc<Self> {
         let file = memory(BYTES, SealFlags::SHRINK | SealFlags::GROW);
-        let buffer = Arc::new(Buffer::of_file(&file).unwrap());
+        let buffer = Arc::new(Buffer::from_memfd(&file).unwrap());
         Arc::new(Self { file, buffer })
     }
 
@@ -150,7 +150,7 @@ impl Guest {
         self.add_queue_at(size, 0);
     }
 
-    /// Sets up the next ring, on which so many requests were done.
+    /// Sets up the next ring, on which this number of requests was done.
     pub(crate) fn add_queue_at(&mut self, size: u16, next: u16) {
         let kick = EventFd::new(0).unwrap();
         let call = EventFd::new(rustix_nonblock()).unwrap();

@@ -132,9 +132,9 @@ impl Connection {
         ];
         let kicks = self.setups.iter().enumerate();
         let kicks = kicks.filter_map(|(index, setup)| Some((index, setup.kick.as_ref()?)));
-        let mut of_ring = Vec::new();
+        let mut polled = Vec::new();
         for (index, kick) in kicks {
-            of_ring.push(index);
+            polled.push(index);
             fds.push(PollFd::new(kick, PollFlags::IN));
         }
         // Fails only when a signal interrupts it.
@@ -143,7 +143,7 @@ impl Connection {
         }
         let events: Vec<PollFlags> = fds.iter().map(PollFd::revents).collect();
         drop(fds);
-        for (index, events) in of_ring.into_iter().zip(&events[2..]) {
+        for (index, events) in polled.into_iter().zip(&events[2..]) {
             if !events.is_empty() {
                 self.kicked(index)?;
             }
@@ -152,7 +152,7 @@ impl Connection {
             // An error means that there is nothing to read.
             let _ = rustix::io::read(&self.rings.wake, &mut [0_u8; 8]);
             self.setups.iter_mut().for_each(|setup| setup.is_due = true);
-            self.tell_of_size();
+            self.announce_size();
         }
         if events[0].is_empty() { Ok(()) } else { self.receive() }
     }
@@ -173,7 +173,7 @@ impl Connection {
     }
 
     /// Tells the machine that the disk has another size, if it has.
-    fn tell_of_size(&mut self) {
+    fn announce_size(&mut self) {
         if self.rings.resized.swap(false, Ordering::AcqRel)
             && let Some(channel) = &mut self.channel
             && channel.write_all(&wire::config_changed()).is_err()
@@ -192,7 +192,7 @@ impl Connection {
             let taken = self.rings.take(index, &mut self.batch);
             self.setups[index].is_due = taken == Taken::Some;
             if let Taken::Broken(why) = taken {
-                self.server.tell(&format!("queue {index} stands still, its guest put {}", why.0));
+                self.server.report(&format!("queue {index} is stopped: its guest put {}", why.0));
             }
         }
         if !self.batch.is_empty() {

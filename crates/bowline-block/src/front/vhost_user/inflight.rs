@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   of each queue    0 features  8 version  10 size  12 head of the last batch  14 used
-//!   of each request  16 + 16 n:  0 in flight  6 next of its batch  8 number, by which it is ordered
+//!   of each request  16 + 16 n:  0 in flight  6 next of its batch  8 number, for the order
 //! ```
 //!
 //! A request is marked when it is taken. Used ones are listed as a batch, written to the ring, then
@@ -48,7 +48,7 @@ pub(super) struct InflightQueue {
     next: u64,
 }
 
-/// Makes a region for queues of this number and size; returns the file, and what to tell of it.
+/// Makes a region for queues of this number and size; returns the file and its description.
 pub(super) fn create(queues: u16, size: u16) -> io::Result<(OwnedFd, InflightSpec)> {
     if queues == 0 || usize::from(queues) > super::RINGS_MAX || size == 0 || size > SIZE_MAX {
         return Err(io::ErrorKind::InvalidInput.into());
@@ -64,7 +64,7 @@ impl InflightRegion {
     /// Maps a region that the machine's process has kept.
     pub(super) fn open(spec: &InflightSpec, file: OwnedFd) -> io::Result<Self> {
         let len = queue_len(spec.queue_size).checked_mul(spec.queues.into());
-        let buffer = Buffer::of_file(File::from(file).as_fd())?;
+        let buffer = Buffer::from_memfd(File::from(file).as_fd())?;
         let offset = usize::try_from(spec.offset).ok();
         let fits = offset.zip(len).and_then(|(offset, len)| offset.checked_add(len));
         let fits = fits.is_some_and(|end| end <= buffer.len()) && spec.queue_size <= SIZE_MAX;
@@ -177,7 +177,7 @@ mod tests {
         assert_eq!(queue(&region).recover(0xfffe), [5, 0, 3]);
         // Killed after writing, with indices that wrapped: both were used.
         assert_eq!(queue(&region).recover(0), [0]);
-        // Numbers go on behind those that are in flight.
+        // Numbers continue behind those that are in flight.
         let mut next = queue(&region);
         assert_eq!(next.recover(0), [0]);
         next.taken(5);

@@ -100,7 +100,7 @@ impl GuestMemory {
                 if usize::try_from(stat.st_size).is_ok_and(|len| len > room) {
                     return Err(io::ErrorKind::OutOfMemory.into());
                 }
-                let buffer = Arc::new(Buffer::of_file(fd)?);
+                let buffer = Arc::new(Buffer::from_memfd(fd)?);
                 let registered = disk.register(Arc::clone(&buffer)).ok();
                 Arc::new(MappedFile { id, buffer, registered })
             }

@@ -45,8 +45,8 @@ use rings::Rings;
 const RINGS_MAX: usize = 64;
 /// Machines that may linger, per allowed one: gone while the disk still has requests of them.
 const LINGERING_PER_MACHINE: usize = 4;
-/// How often at most it is told why a connection ended.
-const TELL_INTERVAL: Duration = Duration::from_secs(1);
+/// Least time between two reports of why a connection ended.
+const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Options of a vhost-user server.
 #[derive(Clone, Copy, Debug)]
@@ -78,7 +78,7 @@ struct Shared {
     options: VhostUserOptions,
     machines: Mutex<Machines>,
     trouble: Box<dyn Fn(&str) + Send + Sync>,
-    told: Mutex<Option<Instant>>,
+    last_report: Mutex<Option<Instant>>,
 }
 
 #[derive(Default)]
@@ -98,13 +98,13 @@ impl Machines {
 }
 
 /// Serves `disk` at a unix socket, which only its owner can connect to (mode 0600). A stale socket
-/// is replaced; a file of another kind is not. When a machine breaks the protocol, `trouble` is
-/// told why its connection ended, at most once a second.
+/// is replaced; a file of another kind is not. When a machine breaks the protocol, `trouble`
+/// gets the reason, at most once a second.
 ///
 /// The machine's memory has to be shared, and sealed against shrinking, as QEMU's
 /// `memory-backend-memfd,share=on` is.
 ///
-/// A machine whose process has connected again goes on where it was: requests that were in flight
+/// A machine whose process has connected again continues where it was: requests that were in flight
 /// are done again, after those of the former connection have ended.
 ///
 /// # Errors
@@ -122,12 +122,12 @@ pub fn serve(
         options,
         machines: Mutex::default(),
         trouble: Box::new(trouble),
-        told: Mutex::default(),
+        last_report: Mutex::default(),
     });
     let resized = Arc::downgrade(&shared);
     shared.disk.on_change(Box::new(move |event| {
         if let (DiskEvent::Resized(_), Some(shared)) = (event, resized.upgrade()) {
-            shared.tell_of_size();
+            shared.announce_size();
         }
     }));
     let active = options.max_machines;
@@ -200,7 +200,7 @@ impl Shared {
         machines.rings.iter().filter_map(Weak::upgrade).any(|rings| rings.lingers())
     }
 
-    fn tell_of_size(&self) {
+    fn announce_size(&self) {
         let rings: Vec<_> = self.lock().rings.iter().filter_map(Weak::upgrade).collect();
         for rings in rings {
             rings.resized.store(true, Ordering::Release);
@@ -208,11 +208,11 @@ impl Shared {
         }
     }
 
-    fn tell(&self, why: &str) {
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        if told.is_none_or(|told| told.elapsed() >= TELL_INTERVAL) {
-            *told = Some(Instant::now());
-            drop(told);
+    fn report(&self, why: &str) {
+        let mut last = self.last_report.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.is_none_or(|at| at.elapsed() >= REPORT_INTERVAL) {
+            *last = Some(Instant::now());
+            drop(last);
             (self.trouble)(why);
         }
     }
@@ -229,7 +229,7 @@ impl Shared {
         let thread = std::thread::Builder::new().name("bowline-vhost-q".into());
         let thread = thread.spawn(move || {
             if let Err(why) = shared.serve(client) {
-                shared.tell(&format!("a machine cannot be served: {why}"));
+                shared.report(&format!("a machine cannot be served: {why}"));
             }
         });
         machines.threads.extend(thread);
@@ -241,12 +241,12 @@ impl Shared {
         let rings = Rings::new(client, Arc::clone(&self.disk), self.options, wake)
             .map_err(|errno| io::Error::from_raw_os_error(errno.0))?;
         self.lock().rings.push(Arc::downgrade(&rings));
-        let rings_of_handler = Arc::downgrade(&rings);
-        let handler: Weak<dyn ClientHandler> = rings_of_handler;
+        let weak = Arc::downgrade(&rings);
+        let handler: Weak<dyn ClientHandler> = weak;
         rings.client.set_handler(handler);
         if let Ended::Broken(why) = Connection::new(Arc::clone(&rings), Arc::clone(self)).run() {
             // Before the machine sees the end.
-            self.tell(&format!("disconnected from a machine: {why}"));
+            self.report(&format!("disconnected from a machine: {why}"));
         }
         rings.client.shut_down();
         Ok(())

@@ -9,7 +9,7 @@ use super::wire::RANGES;
 
 const HEADER_LEN: usize = 16;
 const RANGE_LEN: usize = 16;
-/// Longest name that a guest is told.
+/// Longest name that a guest gets.
 const NAME_LEN: usize = 20;
 /// Blocks that are made zero may lose their place.
 const UNMAP: u32 = 1;
@@ -54,7 +54,7 @@ pub(super) enum Wanted {
     /// A discard or a write of zeroes.
     Ranges(IoOp, Vec<DiskRange>),
     Flush,
-    /// It is answered with this; so many bytes were written to its memory.
+    /// It is answered with this, and this number of bytes written to its memory.
     Answered(Status, u32),
 }
 

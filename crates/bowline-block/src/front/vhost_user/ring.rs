@@ -110,7 +110,7 @@ impl SplitRing {
         self.next_used
     }
 
-    /// Takes the next request: the index of its first descriptor. When there is none, the guest
+    /// Takes the next request: the index of its first descriptor. If no request is there, the guest
     /// will notify of the next.
     pub(super) fn take(&mut self) -> Result<Option<u16>, Broken> {
         if self.available()? == 0 {

@@ -42,7 +42,7 @@ pub(super) struct Rings {
     room: Mutex<Room>,
     /// Requests that the disk has.
     in_flight: AtomicUsize,
-    /// The connection has ended: nothing is told to the guest any more, so that whoever serves it
+    /// The connection has ended: nothing reaches the guest any more, so that whoever serves it
     /// next does again what is in flight.
     ended: AtomicBool,
     /// The disk has another size.
@@ -558,10 +558,10 @@ impl DiskDone for Rings {
     }
 
     fn done(&self, results: &[(u64, i32)]) {
-        for of_one_ring in results.chunk_by(|(one, _), (other, _)| one >> 16 == other >> 16) {
-            let index = (of_one_ring[0].0 >> 16) as usize;
+        for one_ring in results.chunk_by(|(one, _), (other, _)| one >> 16 == other >> 16) {
+            let index = (one_ring[0].0 >> 16) as usize;
             let flush = |tag| self.io(IoOp::Flush, 0, 0, tag);
-            let flushes = self.finish(index, of_one_ring);
+            let flushes = self.finish(index, one_ring);
             if !flushes.is_empty() {
                 self.disk.submit(&mut flushes.into_iter().map(flush).collect());
             }
