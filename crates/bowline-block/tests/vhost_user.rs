@@ -481,6 +481,11 @@ impl Held {
         self.held.lock().unwrap().as_ref().map_or(0, Vec::len)
     }
 
+    fn let_one_go(&self, index: usize) {
+        let (io, done) = self.held.lock().unwrap().as_mut().expect("held").remove(index);
+        self.store.submit(&mut vec![io], &done);
+    }
+
     fn let_go(&self) {
         for (io, done) in self.held.lock().unwrap().take().into_iter().flatten() {
             self.store.submit(&mut vec![io], &done);
@@ -580,6 +585,37 @@ fn requests_in_flight_are_done_again_for_who_connects_again_once_the_old_have_en
     guest.resume(queue);
     assert_eq!(guest.run(IN, 0, &[(DATA, 512)]), 0);
     assert_eq!((guest.queues[0].used_index(), store.writes.load(SeqCst)), (3, 4));
+}
+
+#[test]
+fn what_was_done_out_of_order_is_not_done_again_and_what_was_not_is() {
+    // tests [NB-66]
+    let store = Held::new();
+    let disk = LocalDevice::new("disk", Arc::clone(&store) as _);
+    let served = serve("vhost-order", disk, VhostUserOptions::default());
+    let memory = Memory::new();
+    let mut guest = Guest::connect(&served.path, &memory, 0);
+    guest.share();
+    let asked = VhostUserInflight { num_queues: 1, queue_size: 16, ..Default::default() };
+    let (spec, file) = guest.front.get_inflight_fd(&asked).unwrap();
+    guest.front.set_inflight_fd(&spec, file.as_raw_fd()).unwrap();
+    guest.add_queue(16);
+    for (head, count) in [(0, 1), (4, 2)] {
+        guest.queues[0].prepare(head, OUT, 0, &[(DATA, 512)]);
+        guest.queues[0].give(&[head]);
+        until("it is in flight", || store.count() == count);
+    }
+    store.let_one_go(1);
+    assert_eq!(guest.queues[0].wait().0, 4);
+    let queue = guest.queues.remove(0);
+    drop(guest);
+    let mut guest = Guest::connect(&served.path, &memory, 0);
+    guest.share();
+    guest.front.set_inflight_fd(&spec, file.as_raw_fd()).unwrap();
+    guest.resume(queue);
+    store.let_go();
+    assert_eq!(guest.queues[0].wait().0, 0);
+    assert_eq!((guest.queues[0].used_index(), store.writes.load(SeqCst)), (2, 3));
 }
 
 #[test]
