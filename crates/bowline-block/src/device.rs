@@ -1,5 +1,5 @@
-//! The interface of a disk, by which front ends (NBD, FUSE, ublk) and programs use a mapped RNBD
-//! device.
+//! The interface of a disk, by which front ends (NBD, FUSE, ublk, vhost-user) and programs use a
+//! mapped RNBD device.
 
 use core::ops::Range;
 use std::any::Any;
@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use bowline_rnbd::{Errno, IoOp, Limits};
-use bowline_verbs::Mem;
+use bowline_verbs::{Buffer, Mem};
 
 /// A disk: takes requests, and delivers results by [`DiskDone`].
 ///
@@ -24,6 +24,16 @@ pub trait BlockDevice: Send + Sync {
     /// # Errors
     /// ENOMEM, or errors of registering it.
     fn memory(&self, len: usize) -> Result<DeviceMem, Errno>;
+
+    /// Registers memory that exists already, so that requests of this disk may name it. Others may
+    /// change it at any time.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` when the disk only takes memory of its own making; errors of registering it.
+    fn register(&self, buffer: Arc<Buffer>) -> Result<DeviceMem, Errno> {
+        let _ = buffer;
+        Err(Errno::EOPNOTSUPP)
+    }
 
     /// Submits all of `reqs` and leaves it empty. Never waits: requests that cannot be sent now are
     /// queued. Each request is answered once, perhaps inside this call. A request of any length is

@@ -93,10 +93,14 @@ impl BlockDevice for LocalDevice {
     }
 
     fn memory(&self, len: usize) -> Result<DeviceMem, Errno> {
-        let buffer = Arc::new(Buffer::new(len).map_err(|_| Errno::ENOMEM)?);
+        self.register(Arc::new(Buffer::new(len).map_err(|_| Errno::ENOMEM)?))
+    }
+
+    fn register(&self, buffer: Arc<Buffer>) -> Result<DeviceMem, Errno> {
         let region = self.shared.region_ids.fetch_add(1, Ordering::Relaxed);
         lock(&self.shared.regions).insert(region, buffer.clone());
         let keep = Registration { shared: Arc::downgrade(&self.shared), region };
+        let len = buffer.len();
         Ok(DeviceMem::new(Mem { buffer, offset: 0, len }, region, keep))
     }
 

@@ -1,10 +1,12 @@
-//! A mapped disk through its front ends, NBD and a file, used by common programs while paths are
-//! cut. Programs that are not installed are reported as skipped.
+//! A mapped disk through its front ends, NBD, a file and vhost-user, used by common programs while
+//! paths are cut. Programs that are not installed are reported as skipped.
 //!
 //! `BOWLINE_CHURN_SECONDS` sets for how many seconds a path is killed every two seconds; the
 //! default is eight.
 
 mod common;
+#[path = "../../bowline-block/tests/common/guest.rs"]
+mod guest;
 use bowline_testkit::skipped;
 
 use std::io::{Read, Write};
@@ -17,10 +19,12 @@ use std::time::{Duration, Instant};
 
 use bowline_block::front::fuse::{self, FuseOptions};
 use bowline_block::front::nbd::{self, NbdOptions, NbdServer};
+use bowline_block::front::vhost_user::{self, VhostUserOptions};
 use bowline_block::{BlockDevice, sync};
 use bowline_rnbd::client::Outage;
 use bowline_rnbd_driver::{Disk, Exports, FileOptions};
 use common::{Rig, SOON, SOON_ENOUGH, Stop};
+use guest::{DATA, FLUSH, Guest, IN, Memory, OUT};
 
 const BYTES: u64 = 64 << 20;
 /// Longest time of a request while a path is lost, on the slowest machine; usual are 0.7 s.
@@ -400,5 +404,50 @@ fn nothing_fails_in_the_file_while_a_path_is_killed_every_two_seconds() {
     }
     drop(mount);
     std::fs::remove_dir(&dir).expect("nothing is mounted there any more");
+    assert_eq!(rig.server.in_flight(), 0);
+}
+
+#[test]
+fn a_machine_reads_what_it_has_written_while_paths_are_cut() {
+    // tests [NB-66]
+    let (_store, exports) = Store::new("doors-machine");
+    let rig = Rig::hasty(39, exports, 2, SOON);
+    let disk = rig.map("disk0", &rig.options("machine")).expect("mapped");
+    let path = std::env::temp_dir().join(format!("bowline-doors-{}.sock", std::process::id()));
+    let trouble = |why: &str| panic!("{why}");
+    let server =
+        vhost_user::serve(Arc::clone(&disk) as _, &path, VhostUserOptions::default(), trouble);
+    let server = server.expect("served");
+    let memory = Memory::new();
+    let cuts = while_paths_are_cut(&rig, "machine", || {
+        let mut guest = Guest::start(&path, &memory, 0);
+        guest.add_queue(64);
+        let end = Instant::now() + Duration::from_secs(4);
+        let mut round = 0_u8;
+        while Instant::now() < end {
+            round = round.wrapping_add(1);
+            // Whole pieces go to the disk directly, many short ones by a copy.
+            let pieces: Vec<(u64, u32)> = match round % 3 {
+                0 => vec![(DATA, 4096)],
+                1 => vec![(DATA, 128 << 10)],
+                _ => (0..32).map(|at| (DATA + at * 8192, 4096)).collect(),
+            };
+            let bytes = pieces.iter().map(|(_, len)| *len as usize).sum::<usize>();
+            for (guest, len) in &pieces {
+                memory.put(*guest, &vec![round; *len as usize]);
+            }
+            let queue = &mut guest.queues[usize::from(round) % 2];
+            let sector = u64::from(round) * 1024 % (BYTES / 512 - 1024);
+            assert_eq!(queue.run(OUT, sector, &pieces), 0);
+            assert_eq!(queue.run(FLUSH, 0, &[]), 0);
+            assert_eq!(queue.run(IN, sector, &[(DATA + (1 << 20), bytes as u32)]), 0);
+            assert_eq!(memory.get(DATA + (1 << 20), bytes), vec![round; bytes]);
+            let mut bytes_of_disk = vec![0; bytes];
+            sync::read_at(&*disk, sector * 512, &mut bytes_of_disk).expect("read");
+            assert_eq!(bytes_of_disk, vec![round; bytes]);
+        }
+    });
+    assert!(cuts >= 2, "both paths were cut: {cuts}");
+    drop(server);
     assert_eq!(rig.server.in_flight(), 0);
 }

@@ -1,7 +1,10 @@
 //! Memory that peers may read and write.
 
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 
 use crate::foreign::{Foreign, ForeignMemory};
 use crate::prefetch::{CACHE_LINE, prefetch_line};
@@ -26,9 +29,10 @@ const PAGE: usize = 4096;
 /// `madvise` value that collapses small pages into huge ones at once (Linux 6.1).
 const MADV_COLLAPSE: i32 = 25;
 
-/// Page-aligned zeroed memory of fixed size, which may be registered; or the memory of another
-/// process. Peers change it at any time, as a device would by DMA, so no reference to its bytes is
-/// ever created: bytes are copied in and out.
+/// Page-aligned memory of fixed size, which may be registered: zeroed memory of this process alone,
+/// a file of memory shared with another one, or the memory of another process. Peers change it at
+/// any time, as a device would by DMA, so no reference to its bytes is ever created: bytes are
+/// copied in and out.
 #[derive(Debug)]
 pub struct Buffer {
     /// Dangling for memory of another process, of which this process maps nothing.
@@ -38,8 +42,8 @@ pub struct Buffer {
     foreign: Option<Box<Foreign>>,
 }
 
-// SAFETY: the memory belongs to the buffer alone, is reached only through raw copies, and stays
-// mapped until the buffer is dropped.
+// SAFETY: the mapping belongs to the buffer alone, is reached only through raw copies, and stays
+// until the buffer is dropped.
 #[allow(unsafe_code)]
 unsafe impl Send for Buffer {}
 // SAFETY: as above. Copies that race mix bytes, as DMA does. The language calls that undefined for
@@ -54,7 +58,7 @@ impl Buffer {
     ///
     /// # Errors
     /// The system's, when there is no memory.
-    pub fn new(len: usize) -> std::io::Result<Self> {
+    pub fn new(len: usize) -> io::Result<Self> {
         let buffer = Self::map(len)?;
         if len >= HUGE_PAGE {
             buffer.advise(0, len, libc::MADV_HUGEPAGE);
@@ -67,7 +71,7 @@ impl Buffer {
     ///
     /// # Errors
     /// The system's, when there is no memory.
-    pub fn sparse(len: usize) -> std::io::Result<Self> {
+    pub fn sparse(len: usize) -> io::Result<Self> {
         let mut buffer = Self::map(len + HUGE_PAGE)?;
         // The buffer begins at a multiple of the huge page size.
         let start = buffer.start.as_ptr();
@@ -101,6 +105,37 @@ impl Buffer {
             direct_placement: false,
             foreign: Some(Box::new(Foreign::new(memory))),
         }
+    }
+
+    /// All bytes of a file of memory (`memfd_create`) that other processes may have mapped too.
+    ///
+    /// # Errors
+    /// `PermissionDenied` when the file is not sealed against shrinking (`F_SEAL_SHRINK`): an
+    /// access behind its end would end this process. `InvalidInput` when it has no seals, as files
+    /// that are not memory, or no bytes. Otherwise the system's.
+    pub fn from_memfd(file: impl AsFd) -> io::Result<Self> {
+        let fd = file.as_fd().as_raw_fd();
+        // SAFETY: the call only reads the descriptor's state.
+        let seals = unsafe { libc::fcntl(fd, libc::F_GET_SEALS) };
+        if seals < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        if seals & libc::F_SEAL_SHRINK == 0 {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        // Asked for after the seal, so it cannot become less.
+        // SAFETY: all-zero is a valid value of this plain structure.
+        let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+        // SAFETY: the call writes one structure.
+        if unsafe { libc::fstat(fd, &raw mut stat) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let len = usize::try_from(stat.st_size).ok().filter(|len| *len > 0);
+        let len = len.ok_or(io::ErrorKind::InvalidInput)?;
+        let buffer = Self::map_of(len, libc::MAP_SHARED, fd)?;
+        // What others keep there does not belong into a core dump of this process.
+        buffer.advise(0, len, libc::MADV_DONTDUMP);
+        Ok(buffer)
     }
 
     /// Number of accesses to bytes that the other process did not have; 0 for memory of this one.
@@ -150,22 +185,17 @@ impl Buffer {
         self.direct_placement
     }
 
-    fn map(len: usize) -> std::io::Result<Self> {
-        // SAFETY: an anonymous private mapping at an address of the system's choosing touches no
-        // memory that exists.
-        let at = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                len.max(1),
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-                -1,
-                0,
-            )
-        };
+    fn map(len: usize) -> io::Result<Self> {
+        Self::map_of(len, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1)
+    }
+
+    fn map_of(len: usize, flags: i32, fd: i32) -> io::Result<Self> {
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a mapping at an address of the system's choosing touches no memory that exists.
+        let at = unsafe { libc::mmap(std::ptr::null_mut(), len.max(1), access, flags, fd, 0) };
         match NonNull::new(at.cast::<u8>()).filter(|_| at != libc::MAP_FAILED) {
             Some(start) => Ok(Self { start, len, direct_placement: true, foreign: None }),
-            None => Err(std::io::Error::last_os_error()),
+            None => Err(io::Error::last_os_error()),
         }
     }
 
@@ -350,13 +380,36 @@ impl Buffer {
             assert!(offset.is_multiple_of(8), "not aligned to 8 bytes");
             return foreign.update(offset, change);
         }
-        use std::sync::atomic::{AtomicU64, Ordering};
         let at = self.at(offset, 8).cast::<u64>();
         assert!(at.is_aligned(), "not aligned to 8 bytes");
         // SAFETY: in range and aligned, both just checked; mapped as long as `self` is borrowed.
         let word = unsafe { AtomicU64::from_ptr(at) };
         let done = word.fetch_update(Ordering::AcqRel, Ordering::Acquire, |old| Some(change(old)));
         done.unwrap_or_else(|old| old)
+    }
+
+    /// Reads 2 aligned bytes at once, a number in host byte order. What was written before a
+    /// [`store_u16`](Self::store_u16) of this number is seen by later reads.
+    ///
+    /// # Panics
+    /// When the bytes are not aligned, do not lie within the buffer, or are another process's.
+    pub fn load_u16(&self, offset: usize) -> u16 {
+        self.word(offset).load(Ordering::Acquire)
+    }
+
+    /// Writes 2 aligned bytes at once, a number in host byte order, after all earlier writes.
+    ///
+    /// # Panics
+    /// As [`load_u16`](Self::load_u16).
+    pub fn store_u16(&self, offset: usize, number: u16) {
+        self.word(offset).store(number, Ordering::Release);
+    }
+
+    fn word(&self, offset: usize) -> &AtomicU16 {
+        let at = self.raw(offset, 2).cast::<u16>();
+        assert!(at.is_aligned(), "not aligned to 2 bytes");
+        // SAFETY: in range and aligned, both just checked; mapped as long as `self` is borrowed.
+        unsafe { AtomicU16::from_ptr(at) }
     }
 }
 
@@ -404,6 +457,48 @@ mod tests {
         buffer.write(8, &5_u64.to_ne_bytes());
         assert_eq!(buffer.update(8, |n| n + 1), 5);
         assert_eq!(buffer.update(8, |n| n), 6);
+    }
+
+    /// Makes a file of memory.
+    #[allow(unsafe_code)]
+    fn file(len: u64, seals: i32) -> std::fs::File {
+        use std::os::fd::FromRawFd;
+        // SAFETY: the name is a string, and the call makes a new descriptor.
+        let fd = unsafe { libc::memfd_create(c"test".as_ptr(), libc::MFD_ALLOW_SEALING) };
+        assert!(fd >= 0);
+        // SAFETY: just made, and nobody else's.
+        let file = unsafe { std::fs::File::from_raw_fd(fd) };
+        file.set_len(len).unwrap();
+        // SAFETY: the call changes only the file.
+        assert_eq!(unsafe { libc::fcntl(fd, libc::F_ADD_SEALS, seals) }, 0);
+        file
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "Miri has no files of memory")]
+    fn a_file_of_memory_is_shared_and_must_not_become_shorter() {
+        use std::os::unix::fs::FileExt;
+        let shared = file(8_192, libc::F_SEAL_SHRINK);
+        let (one, other) =
+            (Buffer::from_memfd(&shared).unwrap(), Buffer::from_memfd(&shared).unwrap());
+        one.write(8_190, b"ab");
+        let mut bytes = [0; 2];
+        shared.read_at(&mut bytes, 8_190).unwrap();
+        assert_eq!((&bytes, other.len()), (b"ab", 8_192));
+        one.store_u16(2, 0x1234);
+        assert_eq!(other.load_u16(2), 0x1234);
+
+        let refused = |file: std::fs::File| Buffer::from_memfd(&file).unwrap_err().kind();
+        assert_eq!(refused(file(4_096, 0)), io::ErrorKind::PermissionDenied);
+        assert_eq!(refused(file(0, libc::F_SEAL_SHRINK)), io::ErrorKind::InvalidInput);
+        let plain = std::fs::File::open("/dev/null").unwrap();
+        assert_eq!(refused(plain), io::ErrorKind::InvalidInput);
+    }
+
+    #[test]
+    #[should_panic(expected = "aligned")]
+    fn a_number_is_aligned() {
+        Buffer::new(10).unwrap().load_u16(3);
     }
 
     /// This process stands for another one.

@@ -30,4 +30,9 @@ pub mod front {
     pub mod ublk {
         pub use bowline_block::front::ublk::{Ublk, UblkOptions, attach};
     }
+
+    /// A disk for virtual machines, by vhost-user.
+    pub mod vhost_user {
+        pub use bowline_block::front::vhost_user::{VhostUserOptions, VhostUserServer, serve};
+    }
 }

@@ -6,3 +6,4 @@ pub mod nbd;
 mod range_alloc;
 mod sys;
 pub mod ublk;
+pub mod vhost_user;

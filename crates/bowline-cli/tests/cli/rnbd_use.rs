@@ -2,8 +2,11 @@
 
 use std::{
     fs::{self, File},
-    io::Read,
-    os::unix::net::UnixStream,
+    io::{Read, Write},
+    os::unix::{
+        fs::PermissionsExt,
+        net::{UnixListener, UnixStream},
+    },
     path::{Path, PathBuf},
     thread,
     time::{Duration, Instant},
@@ -105,6 +108,38 @@ fn connected(socket: &Path) -> Option<UnixStream> {
     let mut client = UnixStream::connect(socket).ok()?;
     let mut greeting = [0; 18];
     client.read_exact(&mut greeting).is_ok().then_some(client)
+}
+
+#[test]
+fn a_disk_of_a_machine_stays_until_the_machine_has_gone() {
+    // tests [NB-37] [NB-66]
+    let folder = Folder::new();
+    let server = export(&folder, 30, &[]);
+    let place = folder.path().join("machine");
+    // The socket of a process that was killed.
+    drop(UnixListener::bind(&place).expect("a socket"));
+    let words = ["--vhost-user", place.to_str().expect("a plain path"), "--stay"];
+    let mut client = mapped(&folder, 30, &words);
+    let mode = fs::metadata(&place).expect("the socket").permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    // A question for features, and its answer of 8 bytes.
+    let question = [1_u32, 1, 0].map(u32::to_ne_bytes).concat();
+    let mut machine = UnixStream::connect(&place).expect("it listens");
+    machine.write_all(&question).expect("asked");
+    machine.read_exact(&mut [0; 20]).expect("answered");
+    run(&folder, &["rnbd", "unmap", "rnbd0"]).exits(BUSY);
+    machine.write_all(&[0xff; 12]).expect("nonsense");
+    client.expect("rnbd0: disconnected from a machine: what came is no message of vhost-user");
+    run(&folder, &["rnbd", "unmap", "rnbd0"]).exits(0);
+    assert!(!place.exists());
+
+    run(&folder, &["rnbd", "map", "disk0", "from", "s1", &path(30)]).exits(0);
+    let mut machine = UnixStream::connect(&place).expect("it listens again");
+    machine.write_all(&question).expect("asked");
+    machine.read_exact(&mut [0; 20]).expect("answered");
+    end(client);
+    assert!(!place.exists());
+    end(server);
 }
 
 #[test]

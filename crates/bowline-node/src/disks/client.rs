@@ -61,6 +61,7 @@ fn report(name: &str, notice: DiskNotice) {
         DiskNotice::Changed(DiskEvent::Online) => say_of_peer!("{name} online"),
         DiskNotice::Changed(DiskEvent::Gone) => say_of_peer!("{name} gone"),
         DiskNotice::Changed(other) => say_of_peer!("{name} {other:?}"),
+        DiskNotice::Trouble(why) => say_of_peer!("{name}: {why}"),
         DiskNotice::Unmapped => say!("{name} unmapped"),
     }
 }

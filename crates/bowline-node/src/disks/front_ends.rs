@@ -16,6 +16,7 @@ use bowline_block::{
         fuse::{self, FuseOptions, Mount},
         nbd::{self, NbdOptions, NbdServer},
         ublk::{self, Ublk, UblkOptions},
+        vhost_user::{self, VhostUserOptions, VhostUserServer},
     },
 };
 use bowline_ctl::{Errno, fusefs};
@@ -41,7 +42,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Which front ends a disk has.
 #[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
+#[serde(default, rename_all = "kebab-case")]
 pub struct FrontEndConfig {
     /// Unix socket at which the disk is served with the NBD protocol.
     pub nbd: Option<PathBuf>,
@@ -49,14 +50,21 @@ pub struct FrontEndConfig {
     pub fuse: Option<PathBuf>,
     /// Whether the disk is a block device of this machine.
     pub ublk: bool,
+    /// Unix socket at which the disk is served to virtual machines, by vhost-user.
+    pub vhost_user: Option<PathBuf>,
 }
 
 impl FrontEndConfig {
     /// Returns a place that these front ends and others both want.
     pub fn shared_with(&self, other: &Self) -> Option<&Path> {
-        let both = |one: &Option<PathBuf>, other: &Option<PathBuf>| one.is_some() && one == other;
-        let nbd = self.nbd.as_deref().filter(|_| both(&self.nbd, &other.nbd));
-        nbd.or_else(|| self.fuse.as_deref().filter(|_| both(&self.fuse, &other.fuse)))
+        let sockets = |config: &'_ Self| [config.nbd.clone(), config.vhost_user.clone()];
+        let theirs = sockets(other);
+        let ours = [&self.nbd, &self.vhost_user].into_iter().flatten();
+        let socket = ours
+            .map(PathBuf::as_path)
+            .find(|path| theirs.iter().flatten().any(|other| other == path));
+        let folder = self.fuse.as_deref().filter(|folder| other.fuse.as_deref() == Some(folder));
+        socket.or(folder)
     }
 
     /// Returns the front ends of another disk, with its local name appended to each place.
@@ -66,6 +74,7 @@ impl FrontEndConfig {
             nbd: self.nbd.as_ref().map(sibling),
             fuse: self.fuse.as_ref().map(sibling),
             ublk: self.ublk,
+            vhost_user: self.vhost_user.as_ref().map(sibling),
         }
     }
 }
@@ -87,6 +96,7 @@ struct FrontEnds {
     nbd: Option<NbdServer>,
     fuse: Option<Mount>,
     ublk: Option<Ublk>,
+    vhost_user: Option<VhostUserServer>,
 }
 
 impl FrontEnds {
@@ -94,7 +104,8 @@ impl FrontEnds {
     fn disable_if_unused(&self) -> bool {
         let unused = self.nbd.as_ref().is_none_or(NbdServer::disable_if_unused)
             && self.fuse.as_ref().is_none_or(Mount::disable_if_unused)
-            && self.ublk.as_ref().is_none_or(Ublk::disable_if_unused);
+            && self.ublk.as_ref().is_none_or(Ublk::disable_if_unused)
+            && self.vhost_user.as_ref().is_none_or(VhostUserServer::disable_if_unused);
         if !unused {
             self.enable();
         }
@@ -106,6 +117,7 @@ impl FrontEnds {
         self.nbd.iter().for_each(NbdServer::enable);
         self.fuse.iter().for_each(Mount::enable);
         self.ublk.iter().for_each(Ublk::enable);
+        self.vhost_user.iter().for_each(VhostUserServer::enable);
     }
 }
 
@@ -160,6 +172,8 @@ pub enum DiskNotice {
     },
     /// An event of the disk.
     Changed(DiskEvent),
+    /// A virtual machine breaks the rules of its disk, and why.
+    Trouble(String),
     /// A command has unmapped the disk.
     Unmapped,
 }
@@ -257,7 +271,7 @@ impl DiskFrontEnds {
             self.notify(name, DiskNotice::Unmapped);
         }
         drop(state);
-        let opened = open_front_ends(disk, front_ends);
+        let opened = open_front_ends(disk, front_ends, &self.notices);
         let mut state = self.lock();
         let front =
             state.front_states.get_mut(name).filter(|front| matches!(front, FrontState::Opening));
@@ -378,6 +392,7 @@ fn unmapping() -> Trouble {
 fn open_front_ends(
     disk: &Arc<Disk>,
     options: &FrontEndConfig,
+    notices: &Sender<(String, DiskNotice)>,
 ) -> Result<(FrontEnds, Vec<String>), Trouble> {
     let name = disk.local_name();
     let mut front_ends = FrontEnds::default();
@@ -405,6 +420,19 @@ fn open_front_ends(
             attached.map_err(|error| Trouble::io(format!("no block device: {error}"), &error))?;
         locations.push(format!("ublk {}", ublk.path().display()));
         front_ends.ublk = Some(ublk);
+    }
+    if let Some(path) = &options.vhost_user {
+        let device: Arc<dyn BlockDevice> = Arc::<Disk>::clone(disk);
+        let (notices, local_name) = (notices.clone(), name.to_owned());
+        let trouble = move |why: &str| {
+            // The receiver is gone when the process ends.
+            let _ = notices.send((local_name.clone(), DiskNotice::Trouble(why.to_owned())));
+        };
+        let served = vhost_user::serve(device, path, VhostUserOptions::default(), trouble);
+        front_ends.vhost_user = Some(served.map_err(|error| {
+            Trouble::io(format!("cannot listen on {}: {error}", path.display()), &error)
+        })?);
+        locations.push(format!("vhost-user {}", path.display()));
     }
     Ok((front_ends, locations))
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use bowline_block::{BlockDevice, DeviceMem, DiskEvent, DiskIo};
 use bowline_rnbd::client::{DevId, DevInfo, DiskRequest};
 use bowline_rnbd::{Errno, Limits};
-use bowline_verbs::{Mem, catch_callback_panic};
+use bowline_verbs::{Buffer, Mem, catch_callback_panic};
 use bowline_wire::rnbd::Access;
 
 use super::bounce::BouncePool;
@@ -163,7 +163,12 @@ impl BlockDevice for Disk {
     }
 
     fn memory(&self, len: usize) -> Result<DeviceMem, Errno> {
-        let region = self.link.session().region(len).map_err(|error| error.errno())?;
+        self.register(Arc::new(Buffer::new(len).map_err(|_| Errno::ENOMEM)?))
+    }
+
+    fn register(&self, buffer: Arc<Buffer>) -> Result<DeviceMem, Errno> {
+        let len = buffer.len();
+        let region = self.link.session().register(buffer).map_err(|error| error.errno())?;
         let mem = Mem { buffer: Arc::clone(region.buffer()), offset: 0, len };
         let id = region.id().0;
         if let Some(bounce_pool) = &self.bounce_pool {

@@ -181,11 +181,22 @@ pub(super) struct FrontEndArgs {
     /// noticed
     #[arg(long)]
     ublk: bool,
+    /// Give the disk to a virtual machine: serve it at this unix socket as a vhost-user-blk device,
+    /// for QEMU with -chardev socket,id=c,path=SOCKET,reconnect=1 -device
+    /// vhost-user-blk-pci,chardev=c and memory that is shared (-object
+    /// memory-backend-memfd,share=on and -machine memory-backend); other disks as with --nbd
+    #[arg(long, value_name = "SOCKET")]
+    vhost_user: Option<PathBuf>,
 }
 
 impl From<&FrontEndArgs> for FrontEndConfig {
     fn from(args: &FrontEndArgs) -> Self {
-        Self { nbd: args.nbd.clone(), fuse: args.fuse.clone(), ublk: args.ublk }
+        Self {
+            nbd: args.nbd.clone(),
+            fuse: args.fuse.clone(),
+            ublk: args.ublk,
+            vhost_user: args.vhost_user.clone(),
+        }
     }
 }
 

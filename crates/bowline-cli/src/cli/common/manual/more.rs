@@ -249,6 +249,13 @@ const MAP: More = More {
             "Serve a disk as an NBD server does.",
         ),
         (
+            "bowline rnbd map data --from 192.0.2.1 --vhost-user /run/data-machine.sock",
+            "Give a disk to a virtual machine of this user, as: qemu-system-x86_64 -m 2G \
+             -object memory-backend-memfd,id=m,size=2G,share=on -machine q35,memory-backend=m \
+             -chardev socket,id=c,path=/run/data-machine.sock,reconnect=1 \
+             -device vhost-user-blk-pci,chardev=c,num-queues=2",
+        ),
+        (
             "bowline rnbd map data --from disks --path 192.0.2.9@192.0.2.1 \
              --path 198.51.100.9@198.51.100.1 --outage 600",
             "Use two paths, and wait ten minutes for a server that is started again.",
