@@ -242,8 +242,8 @@ extern "C" fn on_signal(
     ptr::with_exposed_provenance(handler)
 }
 
-/// It comes again when the handler has returned, and does what it does by default: as it came, since
-/// not every signal comes of an instruction that is then repeated.
+/// It comes again when the handler has returned, as it came, and does what it does by default: not
+/// every signal comes of an instruction that is then repeated.
 fn do_default(signal: c_int, info: *const siginfo_t, context: *mut c_void) {
     let action = default();
     if real_sigaction(signal, &raw const action, ptr::null_mut()) != 0 {
@@ -253,8 +253,8 @@ fn do_default(signal: c_int, info: *const siginfo_t, context: *mut c_void) {
     let _ = system::queue_to_thread(signal, info);
 }
 
-/// Blocks a signal from when the handler has returned, as where a filter lets nobody set actions: an
-/// instruction that is repeated has the system end the program then.
+/// Blocks a signal from when the handler has returned, where a filter lets nobody set actions: an
+/// instruction that is repeated has the system end the program.
 fn block(signal: c_int, context: *mut c_void) {
     let context = context.cast::<libc::ucontext_t>();
     // SAFETY: the system has made the context for this handler.
@@ -263,8 +263,8 @@ fn block(signal: c_int, context: *mut c_void) {
     unsafe { libc::sigaddset(blocked, signal) };
 }
 
-/// The handler is called once: as in the system, all but the handler stays. Tells whether the system
-/// has let it.
+/// The handler is called once: as in the system, all but the handler stays. Tells whether this was
+/// done.
 fn reset(signal: c_int, place: usize) -> bool {
     let mut now = default();
     if real_sigaction(signal, ptr::null(), &raw mut now) != 0 {
