@@ -72,8 +72,8 @@ pub(crate) fn is_visitor() -> bool {
     VISITORS.load(Ordering::Relaxed) != 0 && !is_owner()
 }
 
-/// A child comes. If it is the first to use the tables, also since its parent was made, they are its
-/// parent's all the same.
+/// A child comes. If it is the first to use the tables, also since its parent was made, they are
+/// its parent's all the same.
 fn comes() {
     if PROCESS.load(Ordering::Relaxed) == 0 {
         adopt();
