@@ -436,7 +436,9 @@ impl Client {
 
     async fn wake(&self, socket: &Socket) -> Result<(), i32> {
         self.shared.count(|stats| stats.wakes += 1);
-        let channel = self.channel().await?;
+        let channel = self.channel().await.inspect_err(|_| {
+            self.shared.judge.borrow_mut().socket(socket.number).is_unsure = true;
+        })?;
         self.send_request(&channel, &Request::Wake(socket.handle), &[], None).await?;
         self.keep(channel);
         Ok(())
