@@ -411,7 +411,7 @@ fn nothing_fails_in_the_file_while_a_path_is_killed_every_two_seconds() {
 fn a_machine_reads_what_it_has_written_while_paths_are_cut() {
     // tests [NB-66]
     let (_store, exports) = Store::new("doors-machine");
-    let rig = Rig::hasty(39, exports, 2, SOON);
+    let rig = Rig::hasty(190, exports, 2, SOON);
     let disk = rig.map("disk0", &rig.options("machine")).expect("mapped");
     let path = std::env::temp_dir().join(format!("bowline-doors-{}.sock", std::process::id()));
     let trouble = |why: &str| panic!("{why}");
