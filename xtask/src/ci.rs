@@ -68,11 +68,11 @@ const STEPS: [Step; 24] = [
     step("publish", &["xtask", "publish"], 120),
     step("musl", &["xtask", "musl"], 600),
     step("quickstart", &["run", "--release", "--locked", "--", "quickstart"], 600),
-    step("sim", &["xtask", "sim", "--seeds", "8000"], 600),
-    step("sim rdma", &["xtask", "sim", "--scenario", "rdma", "--seeds", "12000"], 600),
-    step("sim roce", &["xtask", "sim", "--roce", "--seeds", "9000"], 600),
+    step("sim", &["xtask", "sim", "--seeds", "6000"], 600),
+    step("sim rdma", &["xtask", "sim", "--scenario", "rdma", "--seeds", "8000"], 600),
+    step("sim roce", &["xtask", "sim", "--roce", "--seeds", "6000"], 600),
     step("sim cells", &["xtask", "sim", "--roce", "--cells", "--seeds", "2"], 600),
-    step("sim rtrs", &["xtask", "sim", "--rtrs", "--seeds", "6000"], 600),
+    step("sim rtrs", &["xtask", "sim", "--rtrs", "--seeds", "4000"], 600),
     step("sim host", &["xtask", "sim", "--host", "--seeds", "6000"], 600),
     // Every mishap at every datagram of four stories.
     step(
@@ -82,7 +82,7 @@ const STEPS: [Step; 24] = [
     ),
     // Those before stay the same, so that what once held still holds; these nobody has looked at.
     step("sim fresh", &["xtask", "sim-fresh", "--seconds", "8"], 460),
-    step("hostile", &["xtask", "hostile", "--seconds", "20"], 400),
+    step("hostile", &["xtask", "hostile", "--seconds", "10"], 400),
     step("fuzz", &["xtask", "fuzz", "--seconds", "2"], 600),
     step("interop", &["xtask", "interop", "--subset", "ci"], 1200),
 ];
