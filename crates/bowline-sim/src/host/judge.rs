@@ -39,9 +39,9 @@ pub(super) struct SocketRecord {
     senders: BTreeSet<u32>,
     /// Something was taken since everything was last at rest.
     pub(super) was_taken: bool,
-    /// Something was taken since the last rest at which its node was connected with all others: who
-    /// is not told that it has room takes it for congested.
-    pub(super) is_untold: bool,
+    /// Something was taken since the last rest at which its node was connected with all others: a
+    /// node that has not heard of the room takes it for congested.
+    pub(super) is_unheard: bool,
     /// Something was accepted from it for another node, and it was not at rest since with
     /// everything acknowledged: until then it fills the send buffer.
     pub(super) is_unacknowledged: bool,
@@ -108,7 +108,7 @@ impl Judge {
             unread: 0,
             senders: BTreeSet::new(),
             was_taken: false,
-            is_untold: false,
+            is_unheard: false,
             is_unacknowledged: false,
             send_buffer,
             recv_buffer,
@@ -203,7 +203,7 @@ impl Judge {
         let is_unsure = is_unsure || self.sockets[from as usize].is_unacknowledged;
         let record = &self.sockets[to as usize];
         let is_remote = record.node != self.sockets[from as usize].node;
-        let is_unsure = is_unsure || is_remote && record.is_untold;
+        let is_unsure = is_unsure || is_remote && record.is_unheard;
         let is_idle = record.unread == 0 && !record.was_taken && own == 0 && !is_unsure;
         if congested && is_idle && !record.is_spoiled && record.holders > 0 && !record.may_lose {
             return Err(format!("a message to {} is refused, where nothing waits", record.addr));
@@ -235,7 +235,7 @@ impl Judge {
         bytes: &[u8],
     ) -> Result<(), String> {
         self.socket(at).was_taken = true;
-        self.socket(at).is_untold = true;
+        self.socket(at).is_unheard = true;
         if self.socket(at).is_spoiled {
             return Ok(());
         }

@@ -481,7 +481,7 @@ impl World {
         for (socket, record) in judge.sockets.iter_mut().enumerate() {
             record.was_taken = false;
             let mut others = (0..self.nodes.len()).filter(|other| *other != record.node);
-            record.is_untold &= !others.all(|other| self.net.is_connected(record.node, other));
+            record.is_unheard &= !others.all(|other| self.net.is_connected(record.node, other));
             record.is_unacknowledged &= self.has_unacknowledged(socket as u32);
         }
         drop(judge);
