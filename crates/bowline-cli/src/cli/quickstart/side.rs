@@ -157,10 +157,22 @@ impl Shared {
             let take =
                 |ordering| self.cuts.compare_exchange(number, number + 1, ordering, ordering);
             if take(Ordering::Relaxed).is_ok() {
-                let connections = self.node.drop_connections(None);
+                let connections = self.cut();
                 let percent = 100 * (before + bytes) / self.work.bytes.max(1);
                 (self.on_cut)(Cut { percent: percent.min(100), connections });
             }
+        }
+    }
+
+    /// Cuts the connections and returns how many they were. Where the last cut is not mended yet,
+    /// it waits for a connection that it can cut: a cut of none would test nothing.
+    fn cut(&self) -> usize {
+        loop {
+            let connections = self.node.drop_connections(None);
+            if connections > 0 || self.aborted() {
+                return connections;
+            }
+            thread::sleep(Duration::from_millis(1));
         }
     }
 
