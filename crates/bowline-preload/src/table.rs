@@ -8,7 +8,9 @@
 use core::ffi::{c_char, c_int};
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use bowline_host_client::{Channel, Socket, is_like_those_of_nodes, is_socket_of_node, system};
+use bowline_host_client::{
+    Channel, Socket, agent, is_like_those_of_nodes, is_socket_of_node, system,
+};
 use bowline_host_wire::{NAME_PREFIX, SocketHandle};
 
 use crate::nodes::{self, Hidden, Node};
@@ -30,6 +32,10 @@ const RDS: u64 = 3;
 /// A word is stored Release, when the node that it names is claimed and the memory is mapped, and
 /// loaded Acquire where these are used. Relaxed are looks whether anything is known.
 static TABLE: Sparse<AtomicU64> = Sparse::new();
+
+/// The system's unique number of each RDS socket, by descriptor. Relaxed: it is of use only to who
+/// has loaded the word.
+static SOCKETS: Sparse<AtomicU64> = Sparse::new();
 
 /// No descriptor at or above has been looked at. Relaxed: who closes a range of descriptors while
 /// others find out about some of them gets either order.
@@ -101,7 +107,8 @@ pub(crate) fn is_something_else(fd: c_int) -> bool {
     // Errors of sockets that are well.
     let harmless = [libc::EAGAIN, libc::EINTR, libc::ETIMEDOUT, libc::ENOBUFS];
     // Whether its node is trusted does not matter any more.
-    let is_same = || has_name_of_node(fd) && is_like_those_of_nodes(fd);
+    let is_one_of_a_node = || has_name_of_node(fd) && is_like_those_of_nodes(fd);
+    let is_same = || is_socket_that_was_set(fd) || is_one_of_a_node();
     if harmless.contains(&kept.value()) || is_same() {
         return false;
     }
@@ -167,9 +174,19 @@ fn has_name_of_node(fd: c_int) -> bool {
     i32::from(name.sun_family) == libc::AF_UNIX && path.is_some_and(begins)
 }
 
+/// Tells whether a descriptor is the RDS socket that was recorded for its number.
+fn is_socket_that_was_set(fd: c_int) -> bool {
+    let known = usize::try_from(fd).ok().and_then(|at| SOCKETS.get(at));
+    let known = known.map(|known| known.load(Ordering::Relaxed));
+    known.is_some_and(|known| known != 0 && agent::socket_of(fd) == Some(known))
+}
+
 /// Records an RDS socket.
 pub(crate) fn set(fd: c_int, node: &'static Node, handle: SocketHandle) {
     if let Some(cell) = new_cell(fd).filter(|_| handle.0 < 1 << 48) {
+        if let Some(socket) = usize::try_from(fd).ok().and_then(|at| SOCKETS.get_or_map(at)) {
+            socket.store(agent::socket_of(fd).unwrap_or(0), Ordering::Relaxed);
+        }
         let word = handle.0 << 16 | u64::from(nodes::index(node)) << 8 | RDS;
         cell.store(word, Ordering::Release);
     }

@@ -248,9 +248,6 @@ pub(crate) fn honest(node: &FalseNode, op: Op) -> (Vec<u8>, Vec<OwnedFd>) {
         Op::Hello => (welcome(), Vec::new()),
         Op::Open => {
             let (fd, end) = pair();
-            let digits = format!("{:016x}", bowline_base::entropy::random_u64());
-            let name = [&NAME_PREFIX[1..], digits.as_bytes()].concat();
-            bind(&end, &SocketAddrUnix::new_abstract_name(&name).unwrap()).unwrap();
             node.take_offers(end);
             (frame(Head::new(op, 1), &[], &[], &[]), vec![fd, whole_memory()])
         }
