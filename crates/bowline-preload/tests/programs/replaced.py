@@ -95,7 +95,8 @@ def replacements(folder):
     yield "a private file that may be read", filled(MAP_PRIVATE, READ, fd)
 
     def moved(at):
-        other = mapped()
+        # Longer than the hole, or it might be in it.
+        other = mapped(n=2 * LEN)
         ctypes.memset(other, ord("f"), LEN)
         system(MREMAP, other, LEN, LEN, 3, at)
     yield "memory moved there", moved
