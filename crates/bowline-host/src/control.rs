@@ -2,7 +2,6 @@
 
 use std::time::SystemTime;
 
-use bowline_base::Errno;
 use bowline_rds::{Control, SendControl};
 use bowline_wire::rds::uapi::*;
 
@@ -37,34 +36,47 @@ impl Given<'_> {
     }
 }
 
+/// Control messages that are malformed, for which the send gets EINVAL.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Malformed {
+    /// A kernel finds that out when the message has a connection to go by already.
+    pub(crate) has_route: bool,
+}
+
 /// Reads the control messages of a message to send.
 ///
 /// # Errors
-/// EINVAL for a chain whose lengths are wrong and for arguments that are too short.
-pub(crate) fn parse(bytes: &[u8]) -> Result<Vec<Given<'_>>, Errno> {
+/// A chain whose lengths are wrong, and arguments that are too short.
+pub(crate) fn parse(bytes: &[u8]) -> Result<Vec<Given<'_>>, Malformed> {
     let mut all = Vec::new();
+    let mut is_short = false;
     for cmsg in Cmsgs::new(bytes) {
-        let Cmsg { level, kind, data } = cmsg.map_err(|MalformedCmsg| Errno::EINVAL)?;
-        if level == SOL_RDS {
-            all.push(one(kind, data)?);
+        let cmsg = cmsg.map_err(|MalformedCmsg| Malformed { has_route: false })?;
+        let Cmsg { level, kind, data } = cmsg;
+        match one(kind, data) {
+            _ if level != SOL_RDS => {}
+            Some(given) => all.push(given),
+            // Only the sizes of operations are needed before there is a connection.
+            None if kind == RDS_CMSG_RDMA_ARGS => return Err(Malformed { has_route: false }),
+            None => is_short = true,
         }
     }
-    Ok(all)
+    let is_unknown = |given: &Given<'_>| matches!(given, Given::Plain(SendControl::Unknown(_)));
+    if is_short { Err(Malformed { has_route: !all.iter().any(is_unknown) }) } else { Ok(all) }
 }
 
-fn one(kind: i32, data: &[u8]) -> Result<Given<'_>, Errno> {
-    Ok(match kind {
-        RDS_CMSG_RDMA_ARGS => Given::Args(RdmaArgs::parse(data).ok_or(Errno::EINVAL)?),
+/// `None`: its arguments are too short.
+fn one(kind: i32, data: &[u8]) -> Option<Given<'_>> {
+    Some(match kind {
+        RDS_CMSG_RDMA_ARGS => Given::Args(RdmaArgs::parse(data)?),
         RDS_CMSG_RDMA_DEST => {
-            let key = data.first_chunk().ok_or(Errno::EINVAL)?;
-            Given::Plain(SendControl::RdmaDest(u64::from_ne_bytes(*key)))
+            Given::Plain(SendControl::RdmaDest(u64::from_ne_bytes(*data.first_chunk()?)))
         }
-        RDS_CMSG_RDMA_MAP if data.len() < RDS_GET_MR_ARGS_LEN => return Err(Errno::EINVAL),
+        RDS_CMSG_RDMA_MAP if data.len() < RDS_GET_MR_ARGS_LEN => return None,
         RDS_CMSG_RDMA_MAP => Given::Map(data),
         RDS_CMSG_ATOMIC_FADD..=RDS_CMSG_MASKED_ATOMIC_CSWP => Given::Atomic(kind, data),
         RDS_CMSG_ZCOPY_COOKIE => {
-            let cookie = data.first_chunk().ok_or(Errno::EINVAL)?;
-            Given::Plain(SendControl::ZcopyCookie(u32::from_ne_bytes(*cookie)))
+            Given::Plain(SendControl::ZcopyCookie(u32::from_ne_bytes(*data.first_chunk()?)))
         }
         _ => Given::Plain(SendControl::Unknown(kind.cast_unsigned())),
     })
@@ -168,10 +180,15 @@ mod tests {
             let mut bytes = cmsg(SOL_RDS, RDS_CMSG_ZCOPY_COOKIE, &7u32.to_ne_bytes());
             bytes.truncate(20);
             bytes[..8].copy_from_slice(&len.to_ne_bytes());
-            assert_eq!(parse(&bytes), Err(Errno::EINVAL), "{len}");
+            assert_eq!(parse(&bytes), Err(Malformed { has_route: false }), "{len}");
         }
-        assert_eq!(parse(&cmsg(SOL_RDS, RDS_CMSG_ZCOPY_COOKIE, b"abc")), Err(Errno::EINVAL));
-        assert_eq!(parse(&cmsg(SOL_RDS, RDS_CMSG_RDMA_ARGS, &[0; 55])), Err(Errno::EINVAL));
+        let short = cmsg(SOL_RDS, RDS_CMSG_ZCOPY_COOKIE, b"abc");
+        assert_eq!(parse(&short), Err(Malformed { has_route: true }));
+        for early in [cmsg(SOL_RDS, RDS_CMSG_RDMA_ARGS, &[0; 55]), cmsg(SOL_RDS, 10, b"")] {
+            for both in [[&short[..], &early[..]], [&early, &short]] {
+                assert_eq!(parse(&both.concat()), Err(Malformed { has_route: false }));
+            }
+        }
     }
 
     // tests

@@ -244,7 +244,7 @@ fn peer_of(name: &[u8]) -> Option<IpAddr> {
 
 /// Checks which control messages are there, before anything is registered for one of them
 /// [RDMA-11], [RDMA-12].
-fn check_together(given: &[Given<'_>]) -> Result<(), Errno> {
+pub(crate) fn check_together(given: &[Given<'_>]) -> Result<(), Errno> {
     let count = |of: fn(&Given<'_>) -> bool| given.iter().filter(|given| of(given)).count();
     let unknown = count(|given| matches!(given, Given::Plain(SendControl::Unknown(_))));
     let keys =

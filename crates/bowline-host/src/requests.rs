@@ -16,11 +16,11 @@ use bowline_wire::rds::uapi::{
 };
 
 use crate::channel::Waiting;
-use crate::control::{self, COMPLETION_ROOM, Room, STATUS_ROOM};
+use crate::control::{self, COMPLETION_ROOM, Malformed, Room, STATUS_ROOM};
 use crate::core::{Core, Descriptor, Opened, Outside, Rds, SharedMemory};
 use crate::names;
 use crate::options::{Most, Value};
-use crate::rdma::Asked;
+use crate::rdma::{self, Asked};
 use crate::rings::Rings;
 use crate::socket::HostSocket;
 
@@ -283,8 +283,8 @@ impl<O: Outside> Core<O> {
                 self.rds.with_core(|core, now| core.cancel_all(now, id)).map_err(rds)?;
             }
             Call::Ioctl { request, byte } => {
-                let has_sent = socket.has_sent;
-                return self.ioctl(id, has_sent, request, byte);
+                let has_had_route = socket.has_had_route;
+                return self.ioctl(id, has_had_route, request, byte);
             }
             Call::Send(_) | Call::Receive { .. } | Call::Flush(_) => return Err(Errno::EINVAL),
         }
@@ -321,7 +321,7 @@ impl<O: Outside> Core<O> {
     fn ioctl(
         &self,
         id: SocketId,
-        has_sent: bool,
+        has_had_route: bool,
         request: i32,
         given: Option<u8>,
     ) -> Result<Answer<O::Given>, Errno> {
@@ -329,7 +329,7 @@ impl<O: Outside> Core<O> {
         let transport = transport.map_err(|e| e.errno())?;
         let has_tos = matches!(transport, Some(Transport::Tcp | Transport::Ib));
         match request {
-            SIOCRDSSETTOS if has_tos && has_sent => Err(Errno::EINVAL),
+            SIOCRDSSETTOS if has_tos && has_had_route => Err(Errno::EINVAL),
             SIOCRDSSETTOS if transport == Some(Transport::Ib) => {
                 let tos = given.ok_or(Errno::EFAULT)?;
                 self.rds.with_core(|core, _| core.set_tos(id, tos)).map_err(|e| e.errno())?;
@@ -363,21 +363,29 @@ impl<O: Outside> Core<O> {
         let SendCall { flags, may_write, .. } = *call;
         let may_wait = flags & MSG_DONTWAIT == 0;
         let known = MSG_DONTWAIT | MSG_ZEROCOPY;
-        let prepared = || {
+        let name = || {
             if flags & !known != 0 {
                 return Err(Errno::EOPNOTSUPP);
             }
             let given = !call.name.is_empty();
-            let name = given.then(|| names::to_bind_or_send(call.name)).transpose()?;
-            let control = control::parse(call.control).map_err(|errno| {
-                // Control messages are looked at after both names.
-                if self.has_both_names(handle, name) { errno } else { Errno::ENOTCONN }
-            })?;
-            Ok((name, control))
+            given.then(|| names::to_bind_or_send(call.name)).transpose()
         };
-        let (name, given) = match prepared() {
-            Ok(prepared) => prepared,
+        let name = match name() {
+            Ok(name) => name,
             Err(errno) => return Outcome::Answer(Answer::error(errno)),
+        };
+        let given = match control::parse(call.control) {
+            Ok(given) => given,
+            // Control messages are looked at after both names.
+            Err(_) if !self.has_both_names(handle, name) => {
+                return Outcome::Answer(Answer::error(Errno::ENOTCONN));
+            }
+            Err(Malformed { has_route }) => {
+                if let Some((socket, _)) = self.sockets.get_mut(&handle) {
+                    socket.has_had_route |= has_route;
+                }
+                return Outcome::Answer(Answer::error(Errno::EINVAL));
+            }
         };
         // What was sent before comes first.
         self.drain(handle);
@@ -394,7 +402,12 @@ impl<O: Outside> Core<O> {
         };
         let asked = match asked {
             Ok(asked) => asked,
-            Err(refusal) => return Outcome::Answer(refusal.into()),
+            Err(refusal) => {
+                if let Some((socket, _)) = self.sockets.get_mut(&handle) {
+                    socket.has_had_route |= rdma::check_together(&given).is_ok();
+                }
+                return Outcome::Answer(refusal.into());
+            }
         };
         let Some((socket, waker)) = self.sockets.get_mut(&handle) else {
             return Outcome::Answer(Answer::error(Errno::EBADF));
@@ -423,7 +436,7 @@ impl<O: Outside> Core<O> {
             Poll::Ready(self.rds.send(socket.id, &message))
         };
         // The first message to a destination comes here, and not by the ring.
-        socket.has_sent |= !matches!(sent, Poll::Ready(Err(_)));
+        socket.has_had_route |= self.rds.with_core(|core, _| core.has_had_route(id));
         if !matches!(sent, Poll::Ready(Ok(_))) {
             asked.forget(&self.rds, id);
         }

@@ -23,8 +23,8 @@ pub(crate) struct HostSocket<O: Outside> {
     pub(crate) options: Options,
     /// What it counts for, and for whom.
     pub(crate) charge: Charge,
-    /// A message was sent or waits: the type of service is settled.
-    pub(crate) has_sent: bool,
+    /// A send has had a destination to go to: the type of service is settled.
+    pub(crate) has_had_route: bool,
     /// Channels whose requests wait for room to send, in their order.
     pub(crate) senders: VecDeque<ChannelId>,
     pub(crate) rings: Rings<O::Memory>,
@@ -59,7 +59,8 @@ pub(crate) struct SavedSocket {
     options: Options,
     /// Who opened it.
     pub(crate) user: u32,
-    has_sent: bool,
+    #[serde(rename = "has_sent")] // its name in versions before
+    has_had_route: bool,
     senders: VecDeque<ChannelId>,
     rings: SavedRings,
 }
@@ -78,7 +79,7 @@ impl<O: Outside> HostSocket<O> {
             cookie,
             options: Options::default(),
             charge,
-            has_sent: false,
+            has_had_route: false,
             senders: VecDeque::new(),
             rings,
             schedule: Schedule::Idle,
@@ -96,7 +97,7 @@ impl<O: Outside> HostSocket<O> {
             cookie: self.cookie,
             options: self.options.clone(),
             user: self.charge.user,
-            has_sent: self.has_sent,
+            has_had_route: self.has_had_route,
             senders: self.senders.clone(),
             rings: self.rings.saved(),
         }
@@ -109,9 +110,9 @@ impl<O: Outside> HostSocket<O> {
         charge: Charge,
         saved: SavedSocket,
     ) -> Self {
-        let SavedSocket { id, cookie, options, user: _, has_sent, senders, rings } = saved;
+        let SavedSocket { id, cookie, options, user: _, has_had_route, senders, rings } = saved;
         let rings = Rings::resume(memory, rings);
-        Self { options, has_sent, senders, ..Self::new(id, end, cookie, rings, charge) }
+        Self { options, has_had_route, senders, ..Self::new(id, end, cookie, rings, charge) }
     }
 
     /// Closes the socket, with what programs may have sent to it.

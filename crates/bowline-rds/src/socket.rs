@@ -4,6 +4,8 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
+use bowline_base::Instant;
+
 use crate::ids::ConnId;
 use crate::rdma::RdmaStatus;
 use crate::rdma::op::{OpLoad, Region};
@@ -177,11 +179,17 @@ pub(crate) struct Sock {
     pub(crate) poll_generation: u64,
     pub(crate) timestamp: bool,
     pub(crate) latency: Option<LatencyTrace>,
+    /// When `latency` was set: messages that came before have no times.
+    #[serde(default)]
+    pub(crate) traced_since: Instant,
     pub(crate) zerocopy: bool,
     pub(crate) recverr: bool,
     /// Type of service: over RDMA each has connections of its own.
     #[serde(default)]
     pub(crate) tos: u8,
+    /// A send has had a destination to go to, even if it was then refused.
+    #[serde(default)]
+    pub(crate) has_had_route: bool,
     pub(crate) completions: VecDeque<Vec<u32>>,
     /// How RDMA operations ended, oldest first.
     #[serde(default)]

@@ -119,6 +119,19 @@ gives("SO_SNDBUF doubled", 40000, lambda: s.getsockopt(socket.SOL_SOCKET, socket
 gives("longer than half of it", "EMSGSIZE", s.send, b"x" * 20001)
 for request in (0x541B, 0x5411):
     gives(f"ioctl {request:#x}", "ENOTTY", fcntl.ioctl, s.fileno(), request, bytes(8))
+with new() as sender:
+    # A type of service is set before the first connection, which a message has before what its control messages ask for.
+    sender.bind((ONE, 5010))
+    key, cookie, unknown = (SOL_RDS, 2, bytes(8)), (SOL_RDS, 12, bytes(3)), (SOL_RDS, 10, b"")
+    for early in [unknown], [cookie, unknown], [(SOL_RDS, 1, bytes(55))]:
+        gives(f"send with {early}", "EINVAL", sender.sendmsg, [b"x"], early, 0, (OTHER, 5010))
+        gives("type of service then", bytes(1), fcntl.ioctl, sender.fileno(), 0x89E0, bytes(1))
+    gives("send with a key", "EINVAL", sender.sendmsg, [b"x"], [key], 0, (OTHER, 5010))
+    gives("type of service behind it", "EINVAL", fcntl.ioctl, sender.fileno(), 0x89E0, bytes(1))
+with new() as sender:
+    sender.bind((ONE, 5010))
+    gives("send with half a cookie", "EINVAL", sender.sendmsg, [b"x"], [cookie], 0, (OTHER, 5010))
+    gives("type of service behind it", "EINVAL", fcntl.ioctl, sender.fileno(), 0x89E0, bytes(1))
 gives("SO_REUSEPORT", "EOPNOTSUPP", s.setsockopt, socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
 for option in ("SO_REUSEADDR", "SO_KEEPALIVE", "SO_BROADCAST", "SO_PRIORITY", "SO_MARK"):
     number = getattr(socket, option)

@@ -156,10 +156,12 @@ impl Node {
             if let Some(rare) = &msg.rare {
                 control.extend(rare.rdma_dest.map(Control::RdmaDest));
                 control.extend(rare.queued_at.map(Control::Timestamp));
-                if let (Some(trace), Some(points)) = (sock.latency, &rare.trace) {
-                    let nanos = intervals(trace, points, now);
-                    control.push(Control::Latency { trace, nanos });
-                }
+            }
+            if let Some(trace) = sock.latency {
+                let known = msg.rare.as_ref().and_then(|rare| rare.trace);
+                // Nobody has taken the times of one that came before the option.
+                let nanos = intervals(trace, &known.unwrap_or([sock.traced_since; 3]), now);
+                control.push(Control::Latency { trace, nanos });
             }
             // A peek does not consume completions [B-17].
             if sock.zerocopy

@@ -28,6 +28,13 @@ const COMPLETIONS_MAX: usize = 1 << 12;
 #[doc(alias = "RDS_MAX_ZCOOKIES")]
 const COOKIES_PER_RECORD: usize = 8;
 
+fn cookie_of(msg: &SendMsg<'_>) -> Option<u32> {
+    msg.control.iter().find_map(|control| match control {
+        SendControl::ZcopyCookie(cookie) => Some(*cookie),
+        _ => None,
+    })
+}
+
 impl Node {
     /// Sends a message without waiting.
     ///
@@ -76,14 +83,20 @@ impl Node {
             to.scope = to.scope.max(bound.at.scope);
         }
         self.check_len(sock, len)?;
-        let cookie = self.check_control(id, msg, to.addr, bound.transport, len)?;
-        if bound.transport == Transport::Loopback || self.is_local_at(to.addr, to.scope) {
+        self.check_control(id, msg, bound.transport)?;
+        let is_local =
+            bound.transport == Transport::Loopback || self.is_local_at(to.addr, to.scope);
+        let flow = if is_local { None } else { Some(self.route(id, bound, to, msg.name)?) };
+        if let Some(sock) = self.sockets.get_mut(id.0) {
+            sock.has_had_route = true;
+        }
+        let cookie = self.carry_out_control(id, msg, to.addr, bound.transport, len)?;
+        let Some(flow) = flow else {
             if !msg.rdma.is_empty() {
                 return Err(Error::NotSupported); // a program can copy its memory itself
             }
             return self.send_local(id, bound, to, msg, len, cookie);
-        }
-        let flow = self.route(id, bound, to, msg.name)?;
+        };
         self.send_remote(id, flow, msg, len, cookie)
     }
 
@@ -94,15 +107,13 @@ impl Node {
         if len > limit { Err(Error::too_long(len, limit, of)) } else { Ok(()) }
     }
 
-    /// Makes the checks 13 to 16 and 20 to 21 of spec section 5.2.
+    /// Makes the checks 13 to 16 of spec section 5.2.
     fn check_control(
         &self,
         id: SocketId,
         msg: &SendMsg<'_>,
-        to: Ipv6Addr,
         transport: Transport,
-        len: usize,
-    ) -> Result<Option<u32>, Error> {
+    ) -> Result<(), Error> {
         let sock = self.sock(id)?;
         let enabled = sock.zerocopy;
         if !msg.rdma.is_empty() {
@@ -121,10 +132,7 @@ impl Node {
         if has(|c| matches!(c, SendControl::Unknown(_))) {
             return Err(Error::BadControl);
         }
-        let cookie = msg.control.iter().find_map(|c| match c {
-            SendControl::ZcopyCookie(cookie) => Some(*cookie),
-            _ => None,
-        });
+        let cookie = cookie_of(msg);
         if msg.zerocopy && cookie.is_none() {
             return Err(Error::BadControl); // [ZC-3]
         }
@@ -141,10 +149,22 @@ impl Node {
         if operation && (key || cookie.is_some()) {
             return Err(Error::BadControl);
         }
-        // Control messages that pass these checks are carried out in their order.
+        Ok(())
+    }
+
+    /// Makes the checks 20 and 21 of spec section 5.2, in the order of the control messages.
+    fn carry_out_control(
+        &self,
+        id: SocketId,
+        msg: &SendMsg<'_>,
+        to: Ipv6Addr,
+        transport: Transport,
+        len: usize,
+    ) -> Result<Option<u32>, Error> {
+        let sock = self.sock(id)?;
         for control in msg.control {
             match control {
-                SendControl::ZcopyCookie(_) if !msg.zerocopy || !enabled || len == 0 => {
+                SendControl::ZcopyCookie(_) if !msg.zerocopy || !sock.zerocopy || len == 0 => {
                     return Err(Error::BadControl);
                 }
                 // Only memory of this socket may be announced, and to peers that may use it
@@ -163,7 +183,7 @@ impl Node {
                 }
             }
         }
-        Ok(cookie)
+        Ok(cookie_of(msg))
     }
 
     /// Makes the checks 24 and 25: congestion, then room in the queue.

@@ -76,9 +76,11 @@ impl Node {
             poll_generation: 0,
             timestamp: false,
             latency: None,
+            traced_since: Instant::default(),
             zerocopy: false,
             recverr: false,
             tos: 0,
+            has_had_route: false,
             completions: VecDeque::new(),
             notifications: VecDeque::new(),
             op_load: OpLoad::default(),
@@ -569,6 +571,7 @@ impl Node {
     /// [`Error::BadSocket`]; [`Error::Fault`] for a count above 3 or a position above 2, which
     /// leaves it off.
     pub fn set_latency_trace(&mut self, id: SocketId, trace: LatencyTrace) -> Result<(), Error> {
+        let now = self.now;
         let sock = self.sock_mut(id)?;
         if trace.count > 3 {
             return Err(Error::Fault);
@@ -578,6 +581,7 @@ impl Node {
             return Err(Error::Fault);
         }
         sock.latency = (trace.count > 0).then_some(trace);
+        sock.traced_since = now;
         Ok(())
     }
 
@@ -603,15 +607,21 @@ impl Node {
     /// it.
     ///
     /// # Errors
-    /// [`Error::BadSocket`]; [`Error::BadValue`] when it is set, or a message was sent.
+    /// [`Error::BadSocket`]; [`Error::BadValue`] when it is set, or a send has had a destination.
     #[doc(alias = "SIOCRDSSETTOS")]
     pub fn set_tos(&mut self, id: SocketId, tos: u8) -> Result<(), Error> {
         let sock = self.sock_mut(id)?;
-        if sock.tos != 0 || sock.route.is_some() {
+        if sock.tos != 0 || sock.has_had_route {
             return Err(Error::BadValue);
         }
         sock.tos = tos;
         Ok(())
+    }
+
+    /// Tells whether a send of the socket has had a destination to go to. It may have been refused
+    /// then; the type of service cannot be set any more.
+    pub fn has_had_route(&self, id: SocketId) -> bool {
+        self.sockets.get(id.0).is_some_and(|sock| sock.has_had_route)
     }
 
     /// Type of service of the socket.

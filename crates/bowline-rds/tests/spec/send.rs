@@ -158,6 +158,33 @@ fn control_messages_are_checked_in_the_kernels_order() {
     assert_eq!(errno(any.send_with(s, "127.0.0.1:1", b"x", &[ZcopyCookie(1)], true)), 95);
 }
 
+// tests rows 14 to 20: a message that is refused later has a connection by then
+#[test]
+fn messages_that_are_refused_late_have_a_connection() {
+    use SendControl::{RdmaArgs, RdmaDest, RdmaMap, Unknown, ZcopyCookie};
+    let early: [(&[SendControl], bool); 4] = [
+        (&[Unknown(99), RdmaDest(1)], false),
+        (&[], true),
+        (&[ZcopyCookie(1), RdmaArgs], true),
+        (&[RdmaMap, RdmaArgs], false),
+    ];
+    let late: [&[SendControl]; 4] = [&[RdmaDest(1)], &[RdmaMap], &[RdmaArgs], &[ZcopyCookie(1)]];
+    for control in late {
+        let mut lab = Lab::smaller();
+        let s = lab.bound("10.0.0.1:4000");
+        for (control, zerocopy) in early {
+            lab.send_with(s, FAR, b"x", control, zerocopy).expect_err("refused early");
+        }
+        assert!(!lab.node.has_had_route(s), "{control:?}");
+        assert!(lab.node.info().connections.is_empty(), "{control:?}");
+        lab.node.set_tos(s, 0).expect("may still be set");
+        lab.send_with(s, FAR, b"x", control, false).expect_err("refused late");
+        assert!(lab.node.has_had_route(s), "{control:?}");
+        assert_eq!(lab.node.info().connections.len(), 1, "{control:?}");
+        assert_eq!(lab.node.set_tos(s, 0), Err(Error::BadValue), "{control:?}");
+    }
+}
+
 // tests, T-13 and T-22
 #[test]
 fn admission_looks_at_the_old_total_only() {

@@ -314,6 +314,19 @@ fn latency_is_measured_between_the_points_asked_for() {
     assert!(lab.recv(s).expect("a message").control.is_empty());
 }
 
+// tests: times of a message that came before the option count from then on
+#[test]
+fn latency_of_a_message_that_waited_counts_from_the_option() {
+    let (mut lab, s, link) = at(B, 5000).kernel(1);
+    lab.deliver(link, &[data(2, 9, 5000, b"before")]);
+    lab.ms(3);
+    let trace = LatencyTrace { count: 3, positions: [0, 1, 2] };
+    lab.node.set_latency_trace(s, trace).expect("set");
+    lab.ms(4);
+    let got = lab.recv(s).expect("a message");
+    assert_eq!(got.control, [Control::Latency { trace, nanos: [0, 0, 4_000_000] }]);
+}
+
 // tests: a remote key comes first
 #[test]
 fn a_remote_key_is_handed_over() {
