@@ -436,7 +436,10 @@ impl<O: Outside> Core<O> {
             Poll::Ready(self.rds.send(socket.id, &message))
         };
         // The first message to a destination comes here, and not by the ring.
-        socket.has_had_route |= self.rds.with_core(|core, _| core.has_had_route(id));
+        if !socket.has_had_route {
+            socket.has_had_route = !matches!(sent, Poll::Ready(Err(_)))
+                || self.rds.with_core(|core, _| core.has_had_route(id));
+        }
         if !matches!(sent, Poll::Ready(Ok(_))) {
             asked.forget(&self.rds, id);
         }
