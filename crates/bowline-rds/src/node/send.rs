@@ -90,7 +90,7 @@ impl Node {
         if let Some(sock) = self.sockets.get_mut(id.0) {
             sock.has_had_route = true;
         }
-        let cookie = self.carry_out_control(id, msg, to.addr, bound.transport, len)?;
+        let cookie = self.execute_control(id, msg, to.addr, bound.transport, len)?;
         let Some(flow) = flow else {
             if !msg.rdma.is_empty() {
                 return Err(Error::NotSupported); // a program can copy its memory itself
@@ -153,7 +153,7 @@ impl Node {
     }
 
     /// Makes the checks 20 and 21 of spec section 5.2, in the order of the control messages.
-    fn carry_out_control(
+    fn execute_control(
         &self,
         id: SocketId,
         msg: &SendMsg<'_>,
