@@ -197,7 +197,8 @@ impl Shared {
         attempt: &mut impl FnMut(&mut State, Instant) -> Attempt<T>,
     ) -> Result<T, Error> {
         // When to stop spinning and sleep; 0: at once.
-        let mut spin_end = self.poll_budget.begin(st.now.as_nanos());
+        let mut spin_begun = st.now.as_nanos();
+        let mut spin_end = self.poll_budget.begin(spin_begun);
         let mut seen = st.deliveries;
         let mut rounds = 0;
         loop {
@@ -211,14 +212,16 @@ impl Shared {
             sc.todo.read.append(&mut st.unread);
             self.collect(&mut st, sc, None);
             let now = st.now;
+            let spent = now.as_nanos().saturating_sub(spin_begun);
             if core::mem::replace(&mut seen, st.deliveries) != st.deliveries {
                 // More bytes usually follow: of a long message, or of a stream for other sockets.
                 if spin_end > 0 {
-                    self.poll_budget.note(true);
+                    self.poll_budget.note(true, spent);
                 }
-                spin_end = self.poll_budget.begin(now.as_nanos());
+                spin_begun = now.as_nanos();
+                spin_end = self.poll_budget.begin(spin_begun);
             } else if spin_end > 0 && now.as_nanos() >= spin_end {
-                self.poll_budget.note(false);
+                self.poll_budget.note(false, spent);
                 spin_end = 0;
             }
             let result = match self.attempt(&mut st, request.until(), attempt) {

@@ -130,7 +130,7 @@ impl Default for SoftConfig {
             icrc: IcrcPolicy::default(),
             gso: true,
             poll: PollMode::Adaptive,
-            spin: Duration::from_micros(25),
+            spin: Duration::from_micros(100),
             socket_buffer: 8 << 20,
             early_sockets: EarlySockets::default(),
             drop_one_in: None,

@@ -39,6 +39,8 @@ struct HelperState {
     tick_ns: u64,
     /// It polls without sleeping until this time, in nanoseconds; 0: it does not poll.
     poll_end: u64,
+    /// When that poll began, in nanoseconds.
+    poll_begun: u64,
     /// Another thread was reading the network when this one tried to.
     pump_was_busy: bool,
 }
@@ -118,7 +120,7 @@ impl Shared {
             return true;
         }
         if std::mem::take(&mut state.poll_end) > 0 && watching {
-            self.poll_budget.note(false);
+            self.poll_budget.note(false, now.as_nanos().saturating_sub(state.poll_begun));
         }
         let limit = if watching {
             state.tick_ns = TICK_NS;
@@ -180,10 +182,11 @@ impl Shared {
             PumpResult::Nothing => self.poll_budget.give_way(),
             PumpResult::Busy => state.pump_was_busy = true,
             PumpResult::Received => {
-                if state.poll_end > 0 {
-                    self.poll_budget.note(true);
-                }
                 let now = clock::now().as_nanos();
+                if state.poll_end > 0 {
+                    self.poll_budget.note(true, now.saturating_sub(state.poll_begun));
+                }
+                state.poll_begun = now;
                 state.poll_end = self.poll_budget.begin(now).min(now + POLL_MAX_NS);
             }
         }

@@ -49,6 +49,10 @@ pub(crate) fn timespec(nanos: u64) -> Timespec {
     }
 }
 
+fn nanos_between(begun: Instant, now: Instant) -> u64 {
+    now.as_nanos().saturating_sub(begun.as_nanos())
+}
+
 impl Shared {
     /// Waits until `attempt` returns a value, at most `limit`.
     ///
@@ -67,6 +71,7 @@ impl Shared {
         let deadline = limit.map(|limit| start + limit);
         // When to stop polling and sleep; 0: at once.
         let mut poll_end = self.poll_budget.begin(start.as_nanos());
+        let mut poll_begun = start;
         // A thread that sleeps at once notices arrivals when it tries to sleep.
         let sleeps = poll_end == 0 && limit.is_none_or(|limit| !limit.is_zero());
         let mut polled = what == WaitFor::Event || sleeps;
@@ -118,16 +123,18 @@ impl Shared {
                     PumpResult::Nothing => self.poll_budget.give_way(),
                     PumpResult::Busy => std::thread::yield_now(),
                     PumpResult::Received => {
+                        let came = clock::now();
                         if poll_end > 0 {
-                            self.poll_budget.note(true);
+                            self.poll_budget.note(true, nanos_between(poll_begun, came));
                         }
-                        poll_end = self.poll_budget.begin(clock::now().as_nanos());
+                        poll_begun = came;
+                        poll_end = self.poll_budget.begin(came.as_nanos());
                     }
                 }
                 continue;
             }
             if std::mem::take(&mut poll_end) > 0 {
-                self.poll_budget.note(false);
+                self.poll_budget.note(false, nanos_between(poll_begun, now));
             }
             let until = [timer, deadline].into_iter().flatten().min();
             st.lead.fall_asleep(until.map_or(u64::MAX, Instant::as_nanos));
@@ -146,7 +153,8 @@ impl Shared {
                     // The thread that handles the packets may wait for this processor.
                     PumpResult::Busy => std::thread::yield_now(),
                     PumpResult::Received => {
-                        poll_end = self.poll_budget.begin(clock::now().as_nanos());
+                        poll_begun = clock::now();
+                        poll_end = self.poll_budget.begin(poll_begun.as_nanos());
                     }
                 }
             }

@@ -8,10 +8,11 @@ use std::time::Instant;
 use crate::has_one_processor;
 use crate::sync::{AtomicI32, AtomicU32};
 
-/// Bound of [`PollBudget::score`].
-const SCORE_MAX: i32 = 32;
-/// What a poll that paid adds to the score; one that did not takes 1.
-const PAID: i32 = 4;
+/// What a poll may cost in nanoseconds for each time that something came: sleeping and being woken
+/// takes as long on a virtual machine, of both sides' processors together, and the wait is longer.
+const WORTH_NS: u64 = 200_000;
+/// Bound of [`PollBudget::balance_ns`].
+const BALANCE_MAX_NS: i32 = 800_000;
 /// While polls do not pay, one in so many is made all the same. If it pays, all are made again: who
 /// sleeps too often is slower by more than polls in vain cost.
 const RETRY_EVERY: u32 = 16;
@@ -25,15 +26,17 @@ const KEPT_FOR: u32 = 1 << 17;
 ///
 /// A poll saves the wake-up of a thread, if what it waits for comes meanwhile. Otherwise it takes
 /// a processor from others, perhaps from the very thread that is to send what is waited for. So a
-/// poll lasts about as long as a wake-up takes, counted from the last thing that came; and while
-/// polls do not pay, threads sleep at once.
+/// poll lasts about as long as sleeping and waking up takes both sides, counted from the last thing
+/// that came; and while polls cost more than that for each time that something comes, threads
+/// sleep at once.
 #[derive(Debug)]
 pub struct PollBudget {
     /// In nanoseconds; 0: never, `u64::MAX`: without end.
     longest_ns: u64,
-    /// Not negative if polls have paid lately. Relaxed, as `left_out`: it guards no other memory,
-    /// and a change that is lost does no harm.
-    score: AtomicI32,
+    /// What polls have saved lately beyond their cost, in nanoseconds; not negative if they have
+    /// paid. Relaxed, as `left_out`: it guards no other memory, and a change that is lost does no
+    /// harm.
+    balance_ns: AtomicI32,
     /// Polls that were left out because polls do not pay.
     left_out: AtomicU32,
     /// Looks for which the processor is kept, since somebody has kept it for long. Relaxed, too.
@@ -60,7 +63,7 @@ impl PollBudget {
     const fn lasting(longest_ns: u64) -> Self {
         Self {
             longest_ns,
-            score: AtomicI32::new(0),
+            balance_ns: AtomicI32::new(0),
             left_out: AtomicU32::new(0),
             kept: AtomicU32::new(0),
         }
@@ -77,7 +80,7 @@ impl PollBudget {
         match self.longest_ns {
             0 => 0,
             u64::MAX => u64::MAX,
-            _ if self.score.load(Relaxed) < 0 && !self.is_retry() => 0,
+            _ if self.balance_ns.load(Relaxed) < 0 && !self.is_retry() => 0,
             longest_ns => now_ns.saturating_add(longest_ns),
         }
     }
@@ -108,10 +111,14 @@ impl PollBudget {
         }
     }
 
-    /// Notes that something came during a poll, or that nothing did until its end.
-    pub fn note(&self, paid: bool) {
-        let score = self.score.load(Relaxed).max(0) + if paid { PAID } else { -1 };
-        self.score.store(score.min(SCORE_MAX), Relaxed);
+    /// Notes that something came `spent_ns` after the beginning of a poll, or that nothing did
+    /// until its end.
+    pub fn note(&self, paid: bool, spent_ns: u64) {
+        let saved = if paid { WORTH_NS } else { 0 }.cast_signed();
+        let spent = spent_ns.min(WORTH_NS).cast_signed();
+        let balance = i64::from(self.balance_ns.load(Relaxed).max(0)) + saved - spent;
+        let balance = i32::try_from(balance).unwrap_or(BALANCE_MAX_NS).min(BALANCE_MAX_NS);
+        self.balance_ns.store(balance, Relaxed);
     }
 }
 
@@ -120,13 +127,21 @@ mod tests {
     use super::*;
 
     const LONGEST: u64 = 25_000;
+    /// Polls in vain after which a budget that had paid for long is used up.
+    const VAIN_MAX: u32 = BALANCE_MAX_NS as u32 / LONGEST as u32 + 1;
 
     fn polls_in(waits: u32, budget: &PollBudget, mut pays: impl FnMut(u32) -> bool) -> u32 {
+        polls_for(waits, budget, |wait| if pays(wait) { (true, 0) } else { (false, LONGEST) })
+    }
+
+    /// `what` tells whether something comes, and after which time.
+    fn polls_for(waits: u32, budget: &PollBudget, mut what: impl FnMut(u32) -> (bool, u64)) -> u32 {
         let mut made = 0;
         for wait in 0..waits {
             if budget.begin(0) > 0 {
                 made += 1;
-                budget.note(pays(wait));
+                let (paid, spent_ns) = what(wait);
+                budget.note(paid, spent_ns);
             }
         }
         made
@@ -137,7 +152,7 @@ mod tests {
         let budget = PollBudget::lasting(LONGEST);
         for now in (0..100).map(|n| n * LONGEST / 2) {
             assert_eq!(budget.begin(now), now + LONGEST);
-            budget.note(true);
+            budget.note(true, 0);
         }
     }
 
@@ -146,8 +161,8 @@ mod tests {
         let budget = PollBudget::lasting(LONGEST);
         polls_in(1000, &budget, |_| true);
         // However well they paid before.
-        let made = polls_in(1600 + SCORE_MAX as u32 + 1, &budget, |_| false);
-        assert!((100..=100 + SCORE_MAX as u32 + 1).contains(&made), "{made}");
+        let made = polls_in(1600 + VAIN_MAX, &budget, |_| false);
+        assert!((100..=100 + VAIN_MAX).contains(&made), "{made}");
     }
 
     #[test]
@@ -167,6 +182,17 @@ mod tests {
     }
 
     #[test]
+    fn polls_that_take_long_must_pay_more_often() {
+        let polls = |what: &dyn Fn(u32) -> (bool, u64)| {
+            polls_for(1600, &PollBudget::lasting(WORTH_NS), what)
+        };
+        let half = |wait: u32, spent| if wait % 2 == 0 { (true, spent) } else { (false, WORTH_NS) };
+        assert!(polls(&|wait| half(wait, 80_000)) < 250);
+        assert_eq!(polls(&|wait| half(wait, 0)), 1600);
+        assert_eq!(polls(&|_| (true, 80_000)), 1600);
+    }
+
+    #[test]
     fn a_processor_that_is_kept_for_long_is_not_lent_for_a_while() {
         let budget = PollBudget::lasting(LONGEST);
         budget.was_lent_for(LENT_MAX);
@@ -180,7 +206,7 @@ mod tests {
     fn some_never_poll_and_some_never_sleep() {
         let (never, spinning) = (PollBudget::never(), PollBudget::without_end());
         for paid in [true, false] {
-            (0..2 * SCORE_MAX).for_each(|_| [&never, &spinning].iter().for_each(|b| b.note(paid)));
+            (0..100).for_each(|_| [&never, &spinning].iter().for_each(|b| b.note(paid, 100_000)));
             assert_eq!((never.begin(7), never.is_none()), (0, true));
             assert_eq!((spinning.begin(7), spinning.is_none()), (u64::MAX, false));
         }
