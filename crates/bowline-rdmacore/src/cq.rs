@@ -211,9 +211,14 @@ impl Cq {
 
     /// Waits until there is a completion, at most `limit`; tells whether there is.
     ///
-    /// One thread sleeps on the channel; others that wait for the same queue sleep until that one
-    /// has a completion.
-    pub(crate) fn wait(&self, solicited: bool, limit: Option<Duration>) -> Result<bool, Error> {
+    /// One thread sleeps on the channel, and ends too when its `other` can be read; others that
+    /// wait for the same queue sleep until that one has a completion.
+    pub(crate) fn wait(
+        &self,
+        solicited: bool,
+        other: Option<BorrowedFd<'_>>,
+        limit: Option<Duration>,
+    ) -> Result<bool, Error> {
         let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
         let mut leading = false;
         let mut st = self.lock();
@@ -253,12 +258,16 @@ impl Cq {
             st.led = true;
             leading = true;
             drop(st);
-            let mut fds = [PollFd::from_borrowed_fd(self.fd(), PollFlags::IN)];
+            let watched = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
+            let mut fds = [watched(self.fd()), watched(other.unwrap_or(self.fd()))];
             let timeout = left.map(timespec);
             // An interrupted sleep is one that ended early.
             let _ = poll(&mut fds, timeout.as_ref());
-            let revents = fds[0].revents();
+            let [revents, others] = [fds[0].revents(), fds[1].revents()];
             st = self.lock();
+            if revents.is_empty() && !others.is_empty() {
+                break Ok(false);
+            }
             if !revents.is_empty() {
                 let drained = self.drain();
                 st.armed = None;

@@ -453,7 +453,12 @@ impl Device for RdmaCoreDevice {
 
     fn wait_cq(&self, cq: CqId, solicited: bool, limit: Option<Duration>) -> Result<bool, Error> {
         let cq = self.read().cq(cq)?;
-        cq.wait(solicited, limit)
+        cq.wait(solicited, None, limit)
+    }
+
+    fn wait_cq_or(&self, cq: CqId, other: BorrowedFd<'_>, limit: Duration) -> Result<bool, Error> {
+        let cq = self.read().cq(cq)?;
+        cq.wait(false, Some(other), Some(limit))
     }
 
     fn create_qp(&self, init: &QpInit) -> Result<Qpn, Error> {

@@ -2,6 +2,7 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -389,15 +390,11 @@ impl Device for SoftDevice {
     }
 
     fn wait_cq(&self, cq: CqId, solicited: bool, limit: Option<Duration>) -> Result<bool, Error> {
-        let waited = self.shared.wait(WaitFor::Completion, limit, |st| {
-            let armed = st.core.arm_cq(cq, solicited)?;
-            Ok((!armed).then_some(()))
-        });
-        match waited {
-            Ok(()) => Ok(true),
-            Err(Error::TimedOut) => Ok(false),
-            Err(error) => Err(error),
-        }
+        self.shared.wait_cq(WaitFor::Completion(None), cq, solicited, limit)
+    }
+
+    fn wait_cq_or(&self, cq: CqId, other: BorrowedFd<'_>, limit: Duration) -> Result<bool, Error> {
+        self.shared.wait_cq(WaitFor::Completion(Some(other)), cq, false, Some(limit))
     }
 
     fn create_qp(&self, init: &QpInit) -> Result<Qpn, Error> {

@@ -153,7 +153,7 @@ impl Shared {
         } else {
             limit
         };
-        if self.sleep(&self.helper_kick, watching, limit) {
+        if self.sleep(&self.helper_kick, watching, None, limit).arrived {
             let mut st = self.lock();
             if st.lead.leader() == Leader::Helper {
                 st.lead.wake_up();

@@ -14,13 +14,13 @@
 //! that does nothing else, and that thread must not be woken by every packet.
 
 use core::sync::atomic::Ordering;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bowline_base::clock;
 use bowline_roce::Instant;
-use bowline_verbs::Error;
+use bowline_verbs::{CqId, Error};
 use bowline_wait::Leader;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
@@ -30,15 +30,27 @@ use crate::shared::{Shared, State};
 
 /// Most descriptors a thread sleeps on without allocating.
 const FEW_FDS: usize = 9;
+/// Looks at the network of a thread that polls, for one at its other descriptor.
+const LOOKS_PER_OTHER: u32 = 4;
 /// A timer at least this far away may be left to the background thread, which may run it some
 /// milliseconds late.
 const HELPER_TIMER_MIN: Duration = Duration::from_millis(4);
 
-/// The kind of event a thread waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum WaitFor {
-    Completion,
+/// What a thread waits for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum WaitFor<'a> {
+    /// A completion; or that this can be read, which the wait of a thread that leads ends by.
+    Completion(Option<BorrowedFd<'a>>),
     Event,
+}
+
+/// What has ended a sleep.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Woken {
+    /// A packet has arrived.
+    pub(crate) arrived: bool,
+    /// The other descriptor can be read.
+    pub(crate) other: bool,
 }
 
 pub(crate) fn timespec(nanos: u64) -> Timespec {
@@ -47,6 +59,12 @@ pub(crate) fn timespec(nanos: u64) -> Timespec {
         tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: time.subsec_nanos().into(),
     }
+}
+
+/// Tells whether something can be read, without waiting.
+fn can_read(other: BorrowedFd<'_>) -> bool {
+    let mut fds = [PollFd::from_borrowed_fd(other, PollFlags::IN)];
+    poll(&mut fds, Some(&timespec(0))).is_ok_and(|count| count > 0)
 }
 
 fn nanos_between(begun: Instant, now: Instant) -> u64 {
@@ -60,10 +78,16 @@ impl Shared {
     /// [`Error::TimedOut`], [`Error::Closed`], those of `attempt`.
     pub(crate) fn wait<T>(
         &self,
-        what: WaitFor,
+        what: WaitFor<'_>,
         limit: Option<Duration>,
         mut attempt: impl FnMut(&mut State) -> Result<Option<T>, Error>,
     ) -> Result<T, Error> {
+        let other = match what {
+            WaitFor::Completion(other) => other,
+            WaitFor::Event => None,
+        };
+        let mut other_is_ready = false;
+        let mut looks = 0_u32;
         let mut leading = false;
         let mut followed = false;
         let mut flushed = false;
@@ -74,11 +98,11 @@ impl Shared {
         let mut poll_begun = start;
         // A thread that sleeps at once notices arrivals when it tries to sleep.
         let sleeps = poll_end == 0 && limit.is_none_or(|limit| !limit.is_zero());
-        let mut polled = what == WaitFor::Event || sleeps;
+        let mut polled = matches!(what, WaitFor::Event) || sleeps;
         loop {
             let mut st = self.lock();
             let now = clock::now();
-            let late = polled && deadline.is_some_and(|at| at <= now);
+            let late = polled && (other_is_ready || deadline.is_some_and(|at| at <= now));
             let outcome = match attempt(&mut st) {
                 _ if st.stop => Some(Err(Error::Closed)),
                 Ok(Some(done)) => Some(Ok(done)),
@@ -94,9 +118,10 @@ impl Shared {
                 return outcome;
             }
             if !leading {
-                if what == WaitFor::Event || st.lead.take().is_none() {
-                    self.follow(st, what, now, deadline);
-                    followed = what == WaitFor::Completion;
+                let is_event = matches!(what, WaitFor::Event);
+                if is_event || st.lead.take().is_none() {
+                    self.follow(st, is_event, now, deadline);
+                    followed = !is_event;
                     continue;
                 }
                 leading = true;
@@ -120,7 +145,12 @@ impl Shared {
                 drop(st);
                 polled = true;
                 match self.pump() {
-                    PumpResult::Nothing => self.poll_budget.give_way(),
+                    PumpResult::Nothing => {
+                        self.poll_budget.give_way();
+                        looks += 1;
+                        other_is_ready =
+                            looks % LOOKS_PER_OTHER == 0 && other.is_some_and(can_read);
+                    }
                     PumpResult::Busy => std::thread::yield_now(),
                     PumpResult::Received => {
                         let came = clock::now();
@@ -145,9 +175,10 @@ impl Shared {
             drop(st);
             let until = if helper_runs_timer { deadline } else { until };
             let limit = until.map(|at| at.saturating_since(now));
-            let arrived = self.sleep(&self.leader_kick, true, limit);
+            let woken = self.sleep(&self.leader_kick, true, other, limit);
             self.lock().lead.wake_up();
-            if arrived {
+            other_is_ready = woken.other;
+            if woken.arrived {
                 match self.pump() {
                     PumpResult::Nothing => {}
                     // The thread that handles the packets may wait for this processor.
@@ -165,19 +196,16 @@ impl Shared {
     fn follow(
         &self,
         mut st: MutexGuard<'_, State>,
-        what: WaitFor,
+        is_event: bool,
         now: Instant,
         deadline: Option<Instant>,
     ) {
-        let condition = match what {
-            WaitFor::Completion => {
-                st.followers += 1;
-                &self.completions
-            }
-            WaitFor::Event => {
-                st.listeners += 1;
-                &self.events
-            }
+        let condition = if is_event {
+            st.listeners += 1;
+            &self.events
+        } else {
+            st.followers += 1;
+            &self.completions
         };
         self.stats.sleeps.inc();
         let mut st = match deadline {
@@ -187,42 +215,73 @@ impl Shared {
                 condition.wait_timeout(st, limit).unwrap_or_else(PoisonError::into_inner).0
             }
         };
-        match what {
-            WaitFor::Completion => st.followers -= 1,
-            WaitFor::Event => st.listeners -= 1,
+        if is_event {
+            st.listeners -= 1;
+        } else {
+            st.followers -= 1;
         }
     }
 
-    /// Sleeps until woken by `kick` or, when `watching`, until a packet arrives, at most `limit`.
-    /// Tells whether a packet has arrived.
-    pub(crate) fn sleep(&self, kick: &OwnedFd, watching: bool, limit: Option<Duration>) -> bool {
+    /// Waits for a completion in a queue, and tells whether there is one.
+    ///
+    /// # Errors
+    /// [`Error::Closed`], [`Error::NoSuch`].
+    pub(crate) fn wait_cq(
+        &self,
+        what: WaitFor<'_>,
+        cq: CqId,
+        solicited: bool,
+        limit: Option<Duration>,
+    ) -> Result<bool, Error> {
+        let waited = self.wait(what, limit, |st| {
+            let armed = st.core.arm_cq(cq, solicited)?;
+            Ok((!armed).then_some(()))
+        });
+        match waited {
+            Ok(()) => Ok(true),
+            Err(Error::TimedOut) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Sleeps until woken by `kick`, or until `other` can be read or, when `watching`, until a
+    /// packet arrives, at most `limit`.
+    pub(crate) fn sleep(
+        &self,
+        kick: &OwnedFd,
+        watching: bool,
+        other: Option<BorrowedFd<'_>>,
+        limit: Option<Duration>,
+    ) -> Woken {
         let watched = if watching { self.endpoints.as_slice() } else { &[] };
-        let fd = |at: usize| match at.checked_sub(1).and_then(|at| watched.get(at)) {
-            None => PollFd::new(kick, PollFlags::IN),
-            Some(endpoint) => PollFd::new(endpoint, PollFlags::IN),
+        let own = 1 + usize::from(other.is_some());
+        let count = own + watched.len();
+        let fd = |at: usize| match (at.checked_sub(own).and_then(|at| watched.get(at)), other) {
+            (Some(endpoint), _) => PollFd::new(endpoint, PollFlags::IN),
+            (None, Some(other)) if at == 1 => PollFd::from_borrowed_fd(other, PollFlags::IN),
+            (None, _) => PollFd::new(kick, PollFlags::IN),
         };
         // Sleeping is part of the data path: nothing is allocated for a usual number of addresses.
         let mut few: [PollFd<'_>; FEW_FDS];
         let mut many: Vec<PollFd<'_>>;
-        let fds = if watched.len() < FEW_FDS {
+        let fds = if count <= FEW_FDS {
             few = core::array::from_fn(fd);
-            &mut few[..=watched.len()]
+            &mut few[..count]
         } else {
-            many = (0..=watched.len()).map(fd).collect();
+            many = (0..count).map(fd).collect();
             many.as_mut_slice()
         };
         let limit =
             limit.map(|limit| timespec(u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX)));
         self.stats.sleeps.inc();
         if poll(fds, limit.as_ref()).is_err() {
-            return false;
+            return Woken::default();
         }
-        let mut ready = fds.iter().map(|fd| !fd.revents().is_empty());
-        let kicked = ready.next() == Some(true);
-        let arrived = ready.any(|ready| ready);
-        if kicked {
+        let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
+        let (own, watched) = fds.split_at(own);
+        if own.first().is_some_and(is_ready) {
             self.unsignal(kick);
         }
-        arrived
+        Woken { arrived: watched.iter().any(is_ready), other: own.get(1).is_some_and(is_ready) }
     }
 }

@@ -1,6 +1,7 @@
 //! The trait that every provider implements.
 
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -194,6 +195,14 @@ pub trait Device: Send + Sync {
     /// # Errors
     /// As [`poll_cq`](Self::poll_cq).
     fn wait_cq(&self, cq: CqId, solicited: bool, limit: Option<Duration>) -> Result<bool, Error>;
+
+    /// As [`wait_cq`](Self::wait_cq) for any entry, but ends too when `other` can be read or was
+    /// hung up, soon after that if the thread polls before it sleeps: for one thread that serves
+    /// both.
+    ///
+    /// # Errors
+    /// As [`poll_cq`](Self::poll_cq).
+    fn wait_cq_or(&self, cq: CqId, other: BorrowedFd<'_>, limit: Duration) -> Result<bool, Error>;
 
     /// Makes a queue pair, in RESET.
     ///

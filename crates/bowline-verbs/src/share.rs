@@ -12,6 +12,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -165,6 +166,12 @@ impl Device for SharedDevice {
             cq: CqId,
             solicited: bool,
             limit: Option<Duration>
+        ) -> Result<bool, Error>;
+        fn wait_cq_or(
+            &self,
+            cq: CqId,
+            other: BorrowedFd<'_>,
+            limit: Duration
         ) -> Result<bool, Error>;
         fn create_qp(&self, init: &QpInit) -> Result<Qpn, Error>;
         fn modify_qp(&self, qp: Qpn, attr: &QpAttr) -> Result<(), Error>;
