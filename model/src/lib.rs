@@ -69,11 +69,11 @@ mod sync {
     pub(crate) const RING_LEN: usize = 256;
     pub(crate) const DESTINATIONS: usize = 2;
 
-    /// The longest sleep that ends by itself.
+    /// The one sleep that ends by itself.
     const SHORT: Duration = Duration::from_millis(2);
 
     pub(crate) fn park_timeout(limit: Duration) {
-        if limit <= SHORT { shuttle::thread::yield_now() } else { park() }
+        if limit == SHORT { shuttle::thread::yield_now() } else { park() }
     }
 
     pub(crate) fn spin_loop() {

@@ -21,6 +21,8 @@ enum Mistake {
     HidesHelper,
     /// The thread that handles a completion does not wake the one that waits for it.
     WakesNobody,
+    /// A thread that has served its client does not say that it takes no completions any more.
+    Stays,
     /// The end of requests is counted, but nobody that waits for any is woken.
     CountsInSilence,
 }
@@ -130,7 +132,7 @@ impl Devices for Session {
         if self.mistake != Mistake::WakesNobody {
             wake.iter().for_each(Thread::unpark);
         }
-        if all_called {
+        if all_called || !done.is_empty() {
             self.called.notify_all();
         }
         done.len()
@@ -283,6 +285,45 @@ fn any_ended_beside_helper(mistake: Mistake) {
     session.end(helpers);
 }
 
+/// A thread serves its client until it has no request left: what it submits is left to callbacks.
+/// Where another thread takes completions, it sleeps until the client has its answer, and another
+/// request.
+fn serve(session: &Arc<Session>) {
+    for _ in 0..2 {
+        let request = session.submit(Owner::Callback);
+        let peer = session.answer(request);
+        let is_waiting = || session.state.lock().unwrap().requests[request].is_some();
+        while is_waiting() {
+            // A client that has its answer sends another request, or hangs up, which ends the sleep.
+            let sleep = || {
+                if is_waiting() {
+                    session.nets[0].sleep(Sleeper::Leader);
+                }
+                Ok(())
+            };
+            if session.leads.take_turn(&**session, is_waiting, sleep).is_none() {
+                let mut state = session.state.lock().unwrap();
+                while state.requests[request].is_some() {
+                    state = session.called.wait(state).unwrap();
+                }
+            }
+        }
+        if session.mistake != Mistake::Stays {
+            session.leads.leave(&**session);
+        }
+        peer.join().unwrap();
+    }
+}
+
+/// Two threads that serve clients, beside a background thread, which may have the lead when they
+/// come.
+fn doors(mistake: Mistake) {
+    let session = Session::new(1, mistake);
+    let helpers = session.start_helpers();
+    join(session.start_threads(2, serve));
+    session.end(helpers);
+}
+
 /// With two devices, threads that may sleep leave the leads to the background threads.
 fn two_devices(mistake: Mistake) {
     let session = Session::new(2, mistake);
@@ -317,6 +358,11 @@ fn who_waits_for_any_request_is_woken_by_each() {
 #[test]
 fn who_waits_for_any_request_is_woken_by_a_background_thread() {
     check(|| any_ended_beside_helper(Mistake::None));
+}
+
+#[test]
+fn threads_that_serve_clients_take_turns() {
+    check(|| doors(Mistake::None));
 }
 
 #[test]

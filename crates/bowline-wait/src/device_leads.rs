@@ -4,6 +4,8 @@
 //! ```text
 //!   a thread that waits    takes completions itself if no other thread does: no hand-over needed
 //!     if another does      sleeps until its own request has ended, or until it gets the lead
+//!   one that serves a      takes them in turns with that, if no other thread does, and sleeps on
+//!   descriptor as well     both; if another does, it sleeps on its descriptor
 //!   the background thread  takes them if no thread of the program has since its last check
 //! ```
 //! A thread that fails to get the lead becomes a follower under the same lock under which it tried.
@@ -29,6 +31,8 @@ const NAP: Duration = Duration::from_millis(2);
 const NAP_MAX: Duration = Duration::from_millis(256);
 /// How long a waiting thread sleeps before it checks conditions that no completion announces.
 const WAIT_SLICE: Duration = Duration::from_millis(50);
+/// How long a thread that serves a descriptor as well waits for the background thread's lead.
+const TURN_WAIT: Duration = Duration::from_millis(1);
 /// The longest sleep of a background thread that leads.
 const TICK: Duration = Duration::from_millis(250);
 
@@ -108,6 +112,10 @@ struct DeviceLead<B> {
     /// done so.
     poll_requested: AtomicBool,
     helper: OnceLock<Thread>,
+    /// The background thread has the lead.
+    helper_leads: AtomicBool,
+    /// Threads that wait to get it from the background thread.
+    wanted: AtomicUsize,
 }
 
 impl<B> DeviceLead<B> {
@@ -123,6 +131,35 @@ impl<B> DeviceLead<B> {
             Err(TryLockError::Poisoned(buffers)) => Some(buffers.into_inner()),
             Err(TryLockError::WouldBlock) => None,
         }
+    }
+}
+
+impl<B> DeviceLead<B> {
+    /// Gets the lead from the background thread, if that has it, once that has taken completions.
+    fn take_from_helper<D: Devices<Buffers = B>>(
+        &self,
+        devices: &D,
+        is_waiting: impl FnOnce() -> bool,
+    ) -> Option<MutexGuard<'_, B>> {
+        let mut state = devices.lock();
+        let lead = self.try_lead();
+        // Relaxed: a background thread that has just changed its mind is noticed at the next turn.
+        if lead.is_some() || !self.helper_leads.load(Ordering::Relaxed) {
+            return lead;
+        }
+        D::followers(&mut state).add_me(false);
+        drop(state);
+        // Before the caller looks at its requests: either it sees that the last has ended, or the
+        // background thread, which ends one and then looks here, that its lead is wanted.
+        self.wanted.fetch_add(1, Ordering::SeqCst);
+        if is_waiting() {
+            park_timeout(TURN_WAIT);
+        }
+        self.wanted.fetch_sub(1, Ordering::SeqCst);
+        let mut state = devices.lock();
+        D::followers(&mut state).remove_me();
+        // Under that lock, as before: otherwise the lead may have been passed on to this thread.
+        self.try_lead()
     }
 }
 
@@ -233,6 +270,41 @@ impl<B> DeviceLeads<B> {
         outcome
     }
 
+    /// Takes one batch of completions of the only device. If there are none yet, calls `sleep`
+    /// first, which sleeps until the device has some, or for a reason of the caller's, who comes
+    /// back soon, or [leaves](Self::leave). Returns their number; `None` if another thread has the
+    /// lead, or there are several devices: then the caller may sleep elsewhere.
+    ///
+    /// The background thread passes its lead on once it has taken completions; `is_waiting` tells
+    /// whether any of the caller's are still to come.
+    pub fn take_turn<D: Devices<Buffers = B>>(
+        &self,
+        devices: &D,
+        is_waiting: impl FnOnce() -> bool,
+        sleep: impl FnOnce() -> Result<(), DeviceGone>,
+    ) -> Option<usize> {
+        let [lead] = &self.leads[..] else { return None };
+        let mut buffers = lead.try_lead().or_else(|| lead.take_from_helper(devices, is_waiting))?;
+        lead.count();
+        let mut count = devices.drive(0, &mut buffers);
+        if count == 0 {
+            if sleep().is_err() {
+                drop(buffers);
+                devices.device_gone(0);
+                return None;
+            }
+            count = devices.drive(0, &mut buffers);
+        }
+        drop(buffers);
+        self.pass_on(devices, true);
+        Some(count)
+    }
+
+    /// The calling thread takes no more [turns](Self::take_turn) for a while: others do.
+    pub fn leave<D: Devices<Buffers = B>>(&self, devices: &D) {
+        self.pass_on(devices, false);
+    }
+
     /// Hands the lead on when no thread takes a device's completions: to a follower, if one waits.
     /// Without a follower, the background thread takes over if callbacks are outstanding. `soon`
     /// says that the calling thread comes back soon to take completions for these: then the
@@ -249,7 +321,10 @@ impl<B> DeviceLeads<B> {
         if let Some(next) = next {
             devices.count_hand_over();
             next.thread.unpark();
-            return true;
+            // With several devices it may only sleep: then a background thread that naps leads.
+            if self.leads.len() == 1 {
+                return true;
+            }
         }
         for lead in &self.leads {
             // Pairs with the store in `help`, behind which that looks at followers and the lead:
@@ -296,15 +371,22 @@ impl<B> DeviceLeads<B> {
             // Relaxed, as in `count`. What follows pairs with `pass_on` and `request_polls`.
             let program = lead.program_polls.load(Ordering::Relaxed);
             let poll_requested = lead.poll_requested.swap(false, Ordering::SeqCst);
-            let active = program != seen && !poll_requested;
+            let wanted = lead.wanted.load(Ordering::SeqCst) > 0;
+            let active = wanted || program != seen && !poll_requested;
             seen = program;
             let buffers = if active { None } else { lead.try_lead() };
             let Some(mut buffers) = buffers else {
+                lead.helper_leads.store(false, Ordering::Relaxed);
                 // The last thread of the program that stops taking completions wakes this one.
                 nap = if active { NAP } else { (nap * 2).min(NAP_MAX) };
                 // Before `pass_on`, which looks at the leads; pairs with the exchange there.
                 lead.napping.store(nap > NAP, Ordering::SeqCst);
                 led = led && !self.pass_on(devices, true);
+                // Another thread may have held the lead only to see whether it is free, and have looked
+                // for naps before this one.
+                if !active && lead.try_lead().is_some() {
+                    continue;
+                }
                 devices.count_nap();
                 park_timeout(nap);
                 continue;
@@ -313,6 +395,7 @@ impl<B> DeviceLeads<B> {
             led = true;
             // It does not nap: one that wakes it all the same costs a call.
             lead.napping.store(false, Ordering::SeqCst);
+            lead.helper_leads.store(true, Ordering::Relaxed);
             if devices.drive(device, &mut buffers) == 0 && devices.sleep(device, TICK).is_err() {
                 drop(buffers);
                 devices.device_gone(device);
