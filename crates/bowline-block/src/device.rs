@@ -4,6 +4,7 @@
 use core::ops::Range;
 use std::any::Any;
 use std::fmt;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use bowline_rnbd::{Errno, IoOp, Limits};
@@ -39,6 +40,18 @@ pub trait BlockDevice: Send + Sync {
     /// queued. Each request is answered once, perhaps inside this call. A request of any length is
     /// split as the limits require; its offset and length must be multiples of the logical block.
     fn submit(&self, reqs: &mut Vec<DiskIo>);
+
+    /// Answers requests that have ended, in this thread; without any, sleeps until some have or
+    /// `other` can be read: for a thread that serves both, until it [leaves](Self::leave). Returns
+    /// how many have ended at least; `None` if other threads answer, so that the caller may sleep
+    /// on `other` alone. `is_waiting` tells whether requests of the caller's are in flight.
+    fn take_turn(&self, other: BorrowedFd<'_>, is_waiting: &dyn Fn() -> bool) -> Option<usize> {
+        let _ = (other, is_waiting);
+        None
+    }
+
+    /// The calling thread [takes no more turns](Self::take_turn) for a while: others answer.
+    fn leave(&self) {}
 
     /// Ends waiting requests that are no longer wanted ([`DiskDone::is_wanted`]), unless a part of
     /// them may be in flight; those end normally. Does nothing on a disk whose requests do not wait

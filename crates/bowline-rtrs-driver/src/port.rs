@@ -5,6 +5,7 @@ use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -153,6 +154,12 @@ impl Port {
     pub(crate) fn wait(&self, limit: Duration) -> Result<bool, Error> {
         let Some(queue) = self.queues.first() else { return Ok(false) };
         self.device.wait_cq(queue.cq, false, Some(limit))
+    }
+
+    /// The same, or until `other` can be read.
+    pub(crate) fn wait_or(&self, other: BorrowedFd<'_>, limit: Duration) -> Result<bool, Error> {
+        let Some(queue) = self.queues.first() else { return Ok(false) };
+        self.device.wait_cq_or(queue.cq, other, limit)
     }
 
     fn create_qp(&self, pd: Option<PdId>, shape: &QpShape) -> Result<Qpn, Error> {

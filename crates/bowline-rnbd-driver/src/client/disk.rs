@@ -1,5 +1,6 @@
 //! A mapped disk.
 
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use bowline_block::{BlockDevice, DeviceMem, DiskEvent, DiskIo};
@@ -191,6 +192,14 @@ impl BlockDevice for Disk {
             done: Completion { to: io.done, tag: io.tag },
         });
         self.link.submit(self.dev, requests);
+    }
+
+    fn take_turn(&self, other: BorrowedFd<'_>, is_waiting: &dyn Fn() -> bool) -> Option<usize> {
+        self.link.session().take_turn(other, is_waiting)
+    }
+
+    fn leave(&self) {
+        self.link.session().leave();
     }
 
     fn cancel_unwanted(&self) {

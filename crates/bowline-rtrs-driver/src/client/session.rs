@@ -1,6 +1,7 @@
 //! A session as the program holds it.
 
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -453,6 +454,25 @@ impl Session {
     /// checking whether to wait at all: then the call does not miss a request that ends in between.
     pub fn wait(&self, seen: u64, limit: Option<Duration>) -> bool {
         self.shared.wait_ended(seen, limit)
+    }
+
+    /// Takes completions that are there and handles them; without any, sleeps until there are some
+    /// or `other` can be read: for a thread that serves both, until it [leaves](Self::leave).
+    /// Returns their number; `None` if another thread takes them, or the session uses several
+    /// devices: the caller may then sleep on `other` alone. `is_waiting` tells whether requests of
+    /// the caller's are in flight.
+    pub fn take_turn(
+        &self,
+        other: BorrowedFd<'_>,
+        is_waiting: impl FnOnce() -> bool,
+    ) -> Option<usize> {
+        self.shared.take_turn(other, is_waiting)
+    }
+
+    /// The calling thread [takes no more turns](Self::take_turn) for a while, so that others take
+    /// completions. Without this they notice after some milliseconds.
+    pub fn leave(&self) {
+        self.shared.leave();
     }
 
     fn ring(&self, requests: usize) {

@@ -4,6 +4,7 @@
 use core::ops::DerefMut;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use core::task::{Poll as Polling, Waker};
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant as Moment};
 
@@ -202,6 +203,24 @@ impl Shared {
     /// Takes completions until more than `seen` requests have ended, no longer than `limit`.
     pub(super) fn wait_ended(&self, seen: u64, limit: Option<Duration>) -> bool {
         self.leads.wait_ended(self, self.waits(), seen, limit)
+    }
+
+    /// Takes completions, or sleeps until there are some or `other` can be read; `None` if another
+    /// thread does.
+    pub(super) fn take_turn(
+        &self,
+        other: BorrowedFd<'_>,
+        is_waiting: impl FnOnce() -> bool,
+    ) -> Option<usize> {
+        self.leads.take_turn(self, is_waiting, || {
+            self.executor.stats.waits.inc();
+            self.executor.ports[0].wait_or(other, TICK).map(drop).map_err(|_| DeviceGone)
+        })
+    }
+
+    /// The calling thread takes no more turns for a while.
+    pub(super) fn leave(&self) {
+        self.leads.leave(self);
     }
 
     fn waits(&self) -> Waits {

@@ -9,10 +9,12 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 
 use bowline_rnbd::{Errno, IoOp, Limits};
 use bowline_verbs::catch_callback_panic;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::device::{BlockDevice, DeviceMem, DiskDone, DiskIo};
 use crate::front::range_alloc::RangeAllocator;
@@ -212,8 +214,41 @@ impl Bytes {
             if let Some(at) = state.ranges.allocate(len) {
                 return (at, len);
             }
+            // Memory comes back when others take the answers.
+            drop(state);
+            self.disk.leave();
+            state = self.lock();
+            if let Some(at) = state.ranges.allocate(len) {
+                return (at, len);
+            }
             state = self.freed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// Answers requests in this thread until `other` can be read, or none are left, unless other
+    /// threads answer them: one that is waited for is then answered without a hand-over.
+    pub(super) fn serve_until(&self, other: BorrowedFd<'_>) {
+        let mut has_turn = false;
+        while self.are_pending() {
+            // It looks here first, since all that is there is submitted together.
+            let mut fds = [PollFd::from_borrowed_fd(other, PollFlags::IN)];
+            if poll(&mut fds, Some(&Timespec::default())).is_ok_and(|count| count > 0) {
+                return;
+            }
+            match self.disk.take_turn(other, &|| self.are_pending()) {
+                Some(0) => return,
+                Some(_) => has_turn = true,
+                None => return,
+            }
+        }
+        if has_turn {
+            self.disk.leave();
+        }
+    }
+
+    fn are_pending(&self) -> bool {
+        let state = self.lock();
+        state.slots.len() > state.free.len()
     }
 
     /// Adds the disk requests for the present stage of an operation.

@@ -12,9 +12,10 @@ mod bytes;
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -26,7 +27,7 @@ use fuser::{
 };
 
 use crate::device::{BlockDevice, DiskEvent};
-use bytes::{Bytes, FileRequest, MAX_IO};
+use bytes::{Bytes, FileRequest, MAX_IO, Reply};
 
 const FILE: INodeNo = INodeNo(2);
 /// How long the kernel may cache attributes: not at all, since a disk's size can change.
@@ -85,7 +86,9 @@ pub fn mount(
     }
     let users = Arc::<Mutex<Users>>::default();
     let disk_events = Arc::clone(&disk);
+    let kernel = Arc::<OnceLock<OwnedFd>>::default();
     let file_system = DiskFs {
+        kernel: Arc::clone(&kernel),
         users: Arc::clone(&users),
         name: file_name.into(),
         read_only: options.read_only,
@@ -105,7 +108,9 @@ pub fn mount(
     if options.allow_other {
         config.acl = SessionACL::All;
     }
-    let session = Session::new(file_system, dir, &config)?.spawn()?;
+    let session = Session::new(file_system, dir, &config)?;
+    let _ = kernel.set(session.as_fd().try_clone_to_owned()?);
+    let session = session.spawn()?;
     let device = std::fs::metadata(dir)?.dev();
     let (file, mounted) = (dir.join(file_name), Arc::downgrade(&users));
     disk_events.on_change(Box::new(move |event| {
@@ -184,6 +189,8 @@ impl fmt::Debug for Mount {
 
 /// The file system: a directory and a file.
 struct DiskFs {
+    /// Where the kernel's requests come from; set before the first one does.
+    kernel: Arc<OnceLock<OwnedFd>>,
     users: Arc<Mutex<Users>>,
     name: OsString,
     bytes: Arc<Bytes>,
@@ -226,13 +233,21 @@ impl DiskFs {
     }
 
     fn empty(&self, ask: FileRequest<'_>, reply: ReplyEmpty) {
-        self.bytes.submit(
+        self.submit(
             ask,
             Box::new(move |result| match result {
                 Ok(_) => reply.ok(),
                 Err(errno) => reply.error(Errno::from_i32(errno.0)),
             }),
         );
+    }
+
+    /// Submits a request, then answers those that end before the kernel has another one.
+    fn submit(&self, ask: FileRequest<'_>, reply: Reply) {
+        self.bytes.submit(ask, reply);
+        if let Some(kernel) = self.kernel.get() {
+            self.bytes.serve_until(kernel.as_fd());
+        }
     }
 }
 
@@ -369,7 +384,7 @@ impl Filesystem for DiskFs {
         _lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        self.bytes.submit(
+        self.submit(
             FileRequest::Read { offset, len: size as usize },
             Box::new(move |result| match result {
                 Ok(bytes) => reply.data(&bytes),
@@ -400,7 +415,7 @@ impl Filesystem for DiskFs {
         };
         let (before, bytes) = (room(&self.bytes), Arc::clone(&self.bytes));
         let durable = flags.0 & libc::O_DSYNC != 0;
-        self.bytes.submit(
+        self.submit(
             FileRequest::Write { offset, bytes: data, durable },
             Box::new(move |result| match result {
                 // A disk that became smaller meanwhile has not accepted all bytes.

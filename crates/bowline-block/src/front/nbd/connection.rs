@@ -1,6 +1,7 @@
 //! The connection of one NBD client.
 
 use std::io::{self, Read, Write};
+use std::mem;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -10,6 +11,7 @@ use std::time::Duration;
 use bowline_ctl::{ClientConnection, ClientHandler};
 use bowline_rnbd::{Errno, IoOp, Limits};
 use bowline_verbs::Mem;
+use rustix::net::RecvFlags;
 
 use super::handshake::{self, Outcome};
 use super::output::{Output, Reply};
@@ -22,6 +24,9 @@ use crate::front::sys;
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Size in bytes of the input buffer. Data of larger writes is received straight into its memory.
 const READ_AHEAD: usize = 64 << 10;
+/// After a write with so many bytes of data only the next request is received, so that its data
+/// need not be copied out of the buffer.
+const LARGE: u32 = 16 << 10;
 
 /// A connection, shared by its two threads and the requests in flight.
 pub(super) struct Connection {
@@ -108,9 +113,9 @@ impl Connection {
             let writer = std::thread::Builder::new()
                 .name("bowline-nbd-out".into())
                 .spawn_scoped(threads, || self.output.write(self.socket(), &self.requests));
-            if writer.is_ok()
-                && let Err(Ended::Disconnect) = self.read()
-            {
+            let ended = if writer.is_ok() { self.read() } else { Err(Ended::Broken) };
+            self.disk.leave();
+            if let Err(Ended::Disconnect) = ended {
                 self.requests.wait_all();
             }
             self.abort();
@@ -130,17 +135,45 @@ impl Connection {
         loop {
             if input.buffered().len() < wire::REQUEST_LEN {
                 self.disk.submit(&mut batch);
-                input.fill(wire::REQUEST_LEN)?;
+                self.await_request(&mut input)?;
             }
             let request = input.buffered().get(..wire::REQUEST_LEN).and_then(wire::Request::parse);
             let request = request.ok_or(Ended::Broken)?;
             input.consume(wire::REQUEST_LEN);
+            input.limit = match request.command {
+                wire::CMD_WRITE if request.len >= LARGE => wire::REQUEST_LEN,
+                _ => READ_AHEAD,
+            };
             let handled = self.handle_request(&request, &mut input, &mut batch);
             if let Err(Ended::Disconnect) = handled {
                 self.disk.submit(&mut batch);
             }
             handled?;
         }
+    }
+
+    /// Receives until a request is buffered. While requests are in flight, this thread answers them
+    /// too, if no other thread of the disk does: one that the client waits for is then answered
+    /// without a hand-over.
+    fn await_request(&self, input: &mut Input<'_>) -> Result<(), Ended> {
+        let mut has_turn = false;
+        while input.buffered().len() < wire::REQUEST_LEN {
+            if self.requests.are_pending() {
+                match self.disk.take_turn(self.socket().as_fd(), &|| self.requests.are_pending()) {
+                    // Nothing ended: a request has come, or it is time to look for one.
+                    Some(_) => {
+                        has_turn = true;
+                        input.fill_some(false)?;
+                        continue;
+                    }
+                    None => has_turn = false,
+                }
+            } else if mem::take(&mut has_turn) {
+                self.disk.leave();
+            }
+            input.fill_some(true)?;
+        }
+        Ok(())
     }
 
     /// Handles one request and its data: adds it to the batch, or answers it with an error.
@@ -173,7 +206,10 @@ impl Connection {
             Ok(IoOp::Read | IoOp::Write) => request.len,
             _ => 0,
         };
-        let place = self.requests.allocate(&*self.disk, data, || self.disk.submit(batch));
+        let place = self.requests.allocate(&*self.disk, data, || {
+            self.disk.submit(batch);
+            self.disk.leave();
+        });
         let (op, place) = match (op, place.ok_or(Ended::Broken)?) {
             (Ok(op), Ok(place)) => (op, place),
             (op, place) => {
@@ -333,11 +369,13 @@ struct Input<'a> {
     bytes: Box<[u8]>,
     start: usize,
     end: usize,
+    /// Most bytes to buffer.
+    limit: usize,
 }
 
 impl<'a> Input<'a> {
     fn new(socket: &'a UnixStream) -> Self {
-        Self { socket, bytes: vec![0; READ_AHEAD].into(), start: 0, end: 0 }
+        Self { socket, bytes: vec![0; READ_AHEAD].into(), start: 0, end: 0, limit: READ_AHEAD }
     }
 
     /// Returns the bytes that are buffered.
@@ -350,17 +388,18 @@ impl<'a> Input<'a> {
         assert!(self.start <= self.end, "skipped what was not read");
     }
 
-    /// Waits until at least `n` bytes are buffered; `n` is at most the size of the buffer.
-    fn fill(&mut self, n: usize) -> io::Result<()> {
+    /// Buffers more bytes, if there are any or once there are some.
+    fn fill_some(&mut self, waits: bool) -> io::Result<()> {
         self.bytes.copy_within(self.start..self.end, 0);
         (self.start, self.end) = (0, self.end - self.start);
-        while self.end < n {
-            match self.socket.read(&mut self.bytes[self.end..]) {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(n) => self.end += n,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
+        // What is buffered already is less than a request, or skipped.
+        let limit = self.limit.max(self.end + 1).min(self.bytes.len());
+        let flags = if waits { RecvFlags::empty() } else { RecvFlags::DONTWAIT };
+        match rustix::net::recv(self.socket, &mut self.bytes[self.end..limit], flags) {
+            Ok((_, 0)) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok((_, n)) => self.end += n,
+            Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => {}
+            Err(error) => return Err(error.into()),
         }
         Ok(())
     }
@@ -384,6 +423,7 @@ impl<'a> Input<'a> {
 
     /// Skips the next `n` bytes.
     fn skip(&mut self, mut n: usize) -> io::Result<()> {
+        self.limit = READ_AHEAD;
         loop {
             let count = self.buffered().len().min(n);
             self.consume(count);
@@ -391,7 +431,7 @@ impl<'a> Input<'a> {
             if n == 0 {
                 return Ok(());
             }
-            self.fill(1)?;
+            self.fill_some(true)?;
         }
     }
 }

@@ -52,6 +52,8 @@ struct Table {
     separate_bytes: usize,
     /// Number of requests whose reply was not sent.
     pending: usize,
+    /// Threads that wait for a change. Waking nobody costs a system call, too.
+    waiting: usize,
     /// The client has hung up.
     hung_up: bool,
     closed: bool,
@@ -65,6 +67,7 @@ impl Requests {
             ranges: RangeAllocator::new(shared_memory.mem.len),
             separate_bytes: 0,
             pending: 0,
+            waiting: 0,
             hung_up: false,
             closed: false,
         };
@@ -74,6 +77,13 @@ impl Requests {
     fn lock(&self) -> MutexGuard<'_, Table> {
         // Only a bug in this module panics with the lock held; the panic was printed.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<'a>(&self, mut table: MutexGuard<'a, Table>) -> MutexGuard<'a, Table> {
+        table.waiting += 1;
+        let mut table = self.changed.wait(table).unwrap_or_else(PoisonError::into_inner);
+        table.waiting -= 1;
+        table
     }
 
     /// Counts a request and allocates memory for its `len` bytes of data. If there is none, calls
@@ -120,8 +130,13 @@ impl Requests {
             if table.hung_up {
                 return None;
             }
-            table = self.changed.wait(table).unwrap_or_else(PoisonError::into_inner);
+            table = self.wait(table);
         }
+    }
+
+    /// Tells whether there are requests whose reply was not sent.
+    pub(super) fn are_pending(&self) -> bool {
+        self.lock().pending > 0
     }
 
     /// Returns the memory of a request, and its region id and offset.
@@ -174,8 +189,11 @@ impl Requests {
             Place::Separate(_) => table.separate_bytes -= len as usize,
         }
         table.pending -= 1;
+        let is_awaited = table.waiting > 0;
         drop(table);
-        self.changed.notify_all();
+        if is_awaited {
+            self.changed.notify_all();
+        }
     }
 
     /// Makes requests that find no memory end instead of waiting.
@@ -194,7 +212,7 @@ impl Requests {
     pub(super) fn wait_all(&self) {
         let mut table = self.lock();
         while table.pending > 0 && !table.closed {
-            table = self.changed.wait(table).unwrap_or_else(PoisonError::into_inner);
+            table = self.wait(table);
         }
     }
 }
