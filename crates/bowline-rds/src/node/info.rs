@@ -256,7 +256,7 @@ impl Node {
                 recv_buffer: s.rcvbuf,
                 send_bytes: s.snd_bytes,
                 recv_bytes: s.rcv_bytes,
-                recv_messages: s.queue.len(),
+                recv_messages: s.waiting(),
                 congested: s.congested,
                 inode: s.inode,
                 owner: s.owner,
@@ -264,7 +264,7 @@ impl Node {
             let Some(bound) = s.bound.as_ref().filter(|_| rows == MessageRows::All) else {
                 continue;
             };
-            info.recv.extend(s.queue.iter().map(|(from, seq, len, _)| MessageInfo {
+            info.recv.extend(s.unread().map(|(from, seq, len)| MessageInfo {
                 local: bound.at.to_socket_addr(),
                 remote: from.to_socket_addr(),
                 seq,

@@ -65,6 +65,7 @@ impl Node {
             rcv_bytes: 0,
             queue: crate::recvq::RecvQueue::default(),
             lent: VecDeque::new(),
+            lent_from: VecDeque::new(),
             congested: false,
             crowded: false,
             interest: 0,
