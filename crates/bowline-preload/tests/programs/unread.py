@@ -9,6 +9,7 @@ import select
 import socket
 import struct
 import sys
+import time
 
 AF_RDS, SOL_RDS, COUNTERS, RECEIVED, SOCKETS, RECEIVED_6 = 21, 276, 10000, 10005, 10006, 10014
 COUNT, LEN = 5, 100
@@ -33,6 +34,12 @@ def unread():
     return [((socket.inet_ntoa(row[3]), row[5]), row[1]) for row in rows]
 
 
+def delivered():
+    """-> messages delivered, and bytes of them"""
+    rows = {row[:32].split(b"\0")[0]: struct.unpack("=Q", row[32:])[0] for row in table(COUNTERS)}
+    return rows[b"recv_delivered"], rows[b"copy_to_user"]
+
+
 agent, sender, receiver = (socket.socket(AF_RDS, socket.SOCK_SEQPACKET, 0) for _ in range(3))
 of, to = (sys.argv[1], 4651), (sys.argv[2], 4652)
 sender.bind(of)
@@ -45,6 +52,16 @@ sender.getsockname()
 assert select.select([receiver], [], [], 30)[0]
 for _ in range(20):
     assert unread() == [(of, LEN)] * COUNT, unread()
+assert delivered() == (0, 0), delivered()
 for n in range(COUNT):
     assert receiver.recv(LEN + 1) == bytes([n]) * LEN
     assert unread() == [(of, LEN)] * (COUNT - n - 1), unread()
+    assert delivered() == (n + 1, LEN * (n + 1)), delivered()
+# what a program takes right before it closes the socket
+sender.sendto(bytes(LEN), to)
+assert receiver.recv(LEN) == bytes(LEN)
+receiver.close()
+begun = time.monotonic()
+while any(row[4:8] == socket.inet_aton(to[0]) for row in table(SOCKETS)):
+    assert time.monotonic() < begun + 30, "the socket is there still"
+assert delivered() == (COUNT + 1, LEN * (COUNT + 1)), delivered()

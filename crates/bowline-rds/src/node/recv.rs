@@ -89,13 +89,12 @@ impl Node {
             sock.lent.push_back((conn, len));
             sock.lent_from.push_back((from, seq));
             count += 1;
-            self.stats.recv_delivered += 1;
-            self.stats.copy_to_user += len as u64;
         }
         Ok(count)
     }
 
-    /// The reader has taken the first `count` of the messages that were lent to it.
+    /// The reader has taken the first `count` of the messages that were lent to it: they are
+    /// delivered [R-1012].
     pub fn give_back(&mut self, now: Instant, id: SocketId, count: usize) {
         self.now = now;
         for _ in 0..count {
@@ -104,6 +103,8 @@ impl Node {
             if sock.lent_from.len() > sock.lent.len() {
                 sock.lent_from.pop_front();
             }
+            self.stats.recv_delivered += 1;
+            self.stats.copy_to_user += len as u64;
             self.unqueue_from_socket(id, conn, len);
         }
         if let Some(sock) = self.sockets.get_mut(id.0) {

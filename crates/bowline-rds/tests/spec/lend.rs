@@ -67,6 +67,27 @@ fn unread(lab: &Lab) -> Vec<(SocketAddr, u64, u32)> {
     lab.node.info().recv.iter().map(|row| (row.remote, row.seq, row.len)).collect()
 }
 
+// tests [R-1012]
+#[test]
+fn what_is_lent_is_delivered_when_it_is_given_back() {
+    let (mut lab, s, link) = at(B, 5000).kernel(1);
+    let counted = |lab: &Lab| ["recv_delivered", "copy_to_user"].map(|name| lab.counter(name));
+    lab.deliver(
+        link,
+        &[data(2, 9, 5000, b"12345"), data(3, 9, 5000, b"123"), data(4, 9, 5000, b"")],
+    );
+    lend(&mut lab, s, 2).unwrap();
+    assert_eq!(counted(&lab), [0, 0]);
+    give_back(&mut lab, s, 1);
+    assert_eq!(counted(&lab), [1, 5]);
+    lend(&mut lab, s, 9).unwrap();
+    give_back(&mut lab, s, 1);
+    assert_eq!(counted(&lab), [2, 8]);
+    let now = lab.now;
+    lab.node.close(now, s);
+    assert_eq!(counted(&lab), [2, 8], "nobody has taken the last one");
+}
+
 // tests [R-1011]
 #[test]
 fn what_is_lent_is_listed_until_it_is_given_back() {

@@ -40,6 +40,7 @@ fn check(lab: &mut Lab, [a, b]: [SocketId; 2]) {
     assert_eq!(lab.send(a, "10.0.0.2:5001", b"more"), Err(Error::Congested));
     assert_eq!(lab.node.send_messages(b), Ok(1), "sent and not acknowledged");
     lab.node.give_back(lab.now, a, 1);
+    assert_eq!(lab.counter("recv_delivered"), 1);
     assert_eq!(lab.recv(a).map(|got| text(&got)), Ok(b"unread".to_vec()));
     assert_eq!(lab.recv_all(b).len(), 3);
     lab.node.check_invariants();
