@@ -207,6 +207,7 @@ pub(crate) struct Sock {
     /// The latest remote destination, kept to skip the checks when it is used again.
     #[serde(skip)]
     pub(crate) route: Option<Route>,
+    /// Inode of the program's file, or a number of this node's choice [R-1013].
     pub(crate) inode: u64,
     /// Process that opened it, if another than that of the node.
     pub(crate) owner: Option<u32>,
