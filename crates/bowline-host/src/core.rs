@@ -543,6 +543,8 @@ impl<O: Outside> Core<O> {
         let Some((mut socket, _)) = self.sockets.remove(&handle) else { return };
         // Who still has it asks, and hears that it is closed.
         socket.rings.allow_nothing();
+        // What programs have taken is delivered [R-1012], as far as the memory is not corrupt.
+        let _ = socket.rings.release(&self.rds, socket.id);
         self.active.retain(|active| *active != handle);
         self.rds.close(socket.id);
         self.accounts.close_socket(&socket.charge);

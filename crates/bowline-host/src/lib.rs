@@ -133,11 +133,14 @@ impl Host {
         let own = rustix::process::geteuid().as_raw();
         let accounts = Accounts::new(own, policy, default_quota, Arc::clone(&refusals));
         let (stopped, asked) = (Arc::clone(&stop), Arc::clone(&successor));
+        let node = driver.clone();
         let mut service = Service::new(driver, accounts, listener, number, stopped, asked)?;
         if let Some(state) = state {
             service.resume(state);
         }
         let ready = service.ready();
+        let lender = Arc::downgrade(&ready);
+        node.set_lender(lender);
         let thread =
             std::thread::Builder::new().name("bowline-host".into()).spawn(move || service.run())?;
         let thread = Mutex::new(Some(thread));
@@ -183,7 +186,9 @@ impl Host {
         self.ready.ring();
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         // It does not panic; if it did, the node should not suffer for it.
-        thread?.join().ok()
+        let service = thread?.join().ok();
+        self.ready.end();
+        service
     }
 
     /// Takes what programs were refused since the last call; few lines, however much it was.

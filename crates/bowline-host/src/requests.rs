@@ -164,7 +164,7 @@ impl<O: Outside> Core<O> {
             return Err(Errno::ESOCKTNOSUPPORT);
         }
         let (id, charge) = self.socket_for(number)?;
-        let Opened { end, cookie, memory, given } = match self.outside.open() {
+        let Opened { end, cookie, inode, memory, given } = match self.outside.open() {
             Ok(opened) => opened,
             Err(errno) => {
                 self.rds.close(id);
@@ -174,7 +174,7 @@ impl<O: Outside> Core<O> {
         };
         let handle = self.new_handle();
         if let Some(process) = self.channels.get(&number).map(|channel| channel.caller.process) {
-            self.rds.with_core(|core, _| core.set_owner(id, process.cast_unsigned()));
+            self.rds.with_core(|core, _| core.set_owner(id, process.cast_unsigned(), inode));
         }
         let end = end.owned_by(Some(charge.user));
         let rings = Rings::new(memory, self.outside.random());

@@ -128,11 +128,12 @@ impl<O: Outside> Core<O> {
 
     /// A table that `getsockopt` gives, with what this program may see; `None` for other options.
     pub(crate) fn table(
-        &self,
+        &mut self,
         number: ChannelId,
         option: (i32, i32),
     ) -> Option<Result<InfoTable, Errno>> {
         let table = options::table(option)?;
+        self.release_taken();
         let caller = &self.channels.get(&number)?.caller;
         let result = if self.accounts.may_inspect(caller) {
             self.rds.with_core(|core, _| core.info_option(table))

@@ -272,7 +272,8 @@ impl<M: SharedMemory> Rings<M> {
         self.set_notice(if is_congested { 0 } else { NOTICE_BYTES.min(buffer / 4) });
     }
 
-    fn release(&mut self, rds: &impl Rds, id: SocketId) -> Result<bool, Broken> {
+    /// Gives back to the core what programs have taken. Tells whether there was something.
+    pub(crate) fn release(&mut self, rds: &impl Rds, id: SocketId) -> Result<bool, Broken> {
         let head = self.receives.reclaim()?;
         let taken = self.lent.iter().take_while(|(end, _)| *end <= head).count();
         if taken > 0 {

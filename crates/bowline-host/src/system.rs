@@ -134,9 +134,10 @@ impl Outside for System {
         // Who offers a channel on it, the system is to say.
         set_socket_passcred(&end, true).map_err(errno)?;
         let cookie = socket_cookie(&theirs).map_err(errno)?;
+        let inode = rustix::fs::fstat(&theirs).map_err(errno)?.st_ino;
         let memory = Memory::new().map_err(errno)?;
         let given = vec![theirs, memory.share()?];
-        Ok(Opened { end: Passed::new(None, end), cookie, memory, given })
+        Ok(Opened { end: Passed::new(None, end), cookie, inode, memory, given })
     }
 
     fn watch_channel(&self, number: ChannelId, stream: &Passed) -> Result<(), Errno> {

@@ -24,8 +24,13 @@ impl<O: Outside> Core<O> {
     /// Gives a turn to each socket that is not idle. Returns whether one of them had something to
     /// do.
     pub fn round(&mut self) -> bool {
-        for handle in self.ready.take() {
+        let (ready, inspectors) = self.ready.take();
+        for handle in ready {
             self.socket_is_ready(handle);
+        }
+        if !inspectors.is_empty() {
+            self.release_taken();
+            drop(inspectors);
         }
         let mut busy = false;
         let mut idle = Vec::new();
@@ -182,6 +187,15 @@ impl<O: Outside> Core<O> {
             if let Some((socket, _)) = self.sockets.get_mut(&handle) {
                 socket.replace_wake_token();
             }
+        }
+    }
+
+    /// Releases what programs have taken, which counts as unread until then [R-1011].
+    pub(crate) fn release_taken(&mut self) {
+        let taken = self.sockets.iter().filter(|(_, (socket, _))| socket.rings.has_taken());
+        for handle in taken.map(|(handle, _)| *handle).collect::<Vec<_>>() {
+            self.turn(handle);
+            self.activate(handle);
         }
     }
 

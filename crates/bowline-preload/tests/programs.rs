@@ -284,6 +284,11 @@ fn an_agent_reads_tables_through_the_c_library() {
     Scene::new().runs("agent.py");
 }
 
+#[test]
+fn messages_in_a_programs_memory_are_unread_until_it_takes_them() {
+    Scene::new().runs("unread.py");
+}
+
 /// Runs a compiler; `false` where it is missing, or lacks what the program needs.
 fn compiles(command: &mut Command) -> bool {
     command.stdin(Stdio::null()).output().is_ok_and(|output| output.status.success())

@@ -4,7 +4,7 @@ use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::{Receiver, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::{Context, Poll};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -52,6 +52,12 @@ pub enum Blocking {
     For(Duration),
 }
 
+/// Who lends messages of a node's sockets to readers in other processes.
+pub trait Lender: Send + Sync {
+    /// Gives back what readers have taken up to this call. May wait for a moment.
+    fn give_back(&self);
+}
+
 /// A running node. Cloning gives another handle on the same node; the node ends with the last one.
 #[derive(Clone, Debug)]
 pub struct Driver {
@@ -64,6 +70,7 @@ struct Inner {
     helper: Mutex<Option<JoinHandle<()>>>,
     /// Threads of the RDMA devices.
     rdma: Mutex<Vec<JoinHandle<()>>>,
+    lender: Mutex<Option<Weak<dyn Lender>>>,
 }
 
 impl Drop for Inner {
@@ -269,7 +276,12 @@ impl Driver {
         let shared = Arc::new(Shared::new(config, core, fds, ports));
         shared.lock().listeners = listeners.into_iter().map(Arc::new).collect();
         commit().map_err(|error| Error::HandOver { why: error.to_string() })?;
-        let inner = Inner { shared, helper: Mutex::new(None), rdma: Mutex::default() };
+        let inner = Inner {
+            shared,
+            helper: Mutex::new(None),
+            rdma: Mutex::default(),
+            lender: Mutex::default(),
+        };
         let starting = |error: io::Error| Error::Os {
             what: "starting a background thread",
             errno: bowline_base::Errno::of(&error),
@@ -311,6 +323,22 @@ impl Driver {
     /// operations without a method of their own; `f` runs under the node's lock and must not wait.
     pub fn with_core<R>(&self, f: impl FnOnce(&mut Node, Instant) -> R) -> R {
         self.shared().with_core(f)
+    }
+
+    /// Sets who lends messages of this node from now on.
+    pub fn set_lender(&self, lender: Weak<dyn Lender>) {
+        *self.inner.lender.lock().unwrap_or_else(PoisonError::into_inner) = Some(lender);
+    }
+
+    /// Calls `f` with the core, in which receive queues and counters are up to date: the
+    /// [`Lender`] has given back first what readers have taken. Not for a thread on which the
+    /// lender may wait.
+    pub fn inspect<R>(&self, f: impl FnOnce(&Node) -> R) -> R {
+        let lender = self.inner.lender.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(lender) = lender.and_then(|lender| lender.upgrade()) {
+            lender.give_back();
+        }
+        self.with_core(|core, _| f(core))
     }
 
     /// Binds a socket. A node without configured addresses accepts every address of the machine.

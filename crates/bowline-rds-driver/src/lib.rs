@@ -46,7 +46,7 @@ mod todo;
 mod waiters;
 
 pub use config::{DriverConfig, PollMode};
-pub use driver::{Blocking, Driver};
+pub use driver::{Blocking, Driver, Lender};
 pub use error::Error;
 pub use helper::{Background, Turn};
 pub use rdma::{RdmaDevices, RdmaMemory};

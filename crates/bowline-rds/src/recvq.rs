@@ -107,6 +107,7 @@ impl Payload<'_> {
 pub(crate) struct Front<'a> {
     pub(crate) origin: Origin,
     pub(crate) sport: u16,
+    pub(crate) seq: u64,
     pub(crate) payload: Payload<'a>,
 }
 
@@ -242,7 +243,7 @@ impl RecvQueue {
             (None, Some(buf)) if len > 0 => Payload::Bytes(&buf[start..start + len]),
             (None, _) => Payload::Bytes(&[]),
         };
-        Some(Front { origin: run.origin, sport: entry.sport, payload })
+        Some(Front { origin: run.origin, sport: entry.sport, seq: entry.seq, payload })
     }
 
     /// Drops the first message.
@@ -373,7 +374,8 @@ mod tests {
         for (port, seq, data) in WANT {
             match plain.front_plain() {
                 Some(first) => {
-                    assert_eq!((first.sport, first.payload.len()), (port, data.len()));
+                    assert_eq!((first.sport, first.seq), (port, seq));
+                    assert_eq!(first.payload.len(), data.len());
                     let pieces = match first.payload {
                         Payload::Bytes(bytes) => bytes.to_vec(),
                         Payload::Rope(rope) => rope.slices().collect::<Vec<_>>().concat(),

@@ -161,6 +161,10 @@ pub(crate) struct Sock {
     pub(crate) queue: RecvQueue,
     /// Connection and length in bytes of each message that is lent to the reader.
     pub(crate) lent: VecDeque<(Option<ConnId>, usize)>,
+    /// Sender and number of each of the last messages in `lent`. The first ones have no entry if an
+    /// earlier version of the node has lent them, which keeps `lent` alone.
+    #[serde(default)]
+    pub(crate) lent_from: VecDeque<(Endpoint, u64)>,
     /// This socket's port is marked in the congestion map of its address.
     pub(crate) congested: bool,
     /// So many messages wait for the reader that the port is congested, however short they are.
@@ -203,6 +207,7 @@ pub(crate) struct Sock {
     /// The latest remote destination, kept to skip the checks when it is used again.
     #[serde(skip)]
     pub(crate) route: Option<Route>,
+    /// Inode of the program's file, or a number of this node's choice [R-1013].
     pub(crate) inode: u64,
     /// Process that opened it, if another than that of the node.
     pub(crate) owner: Option<u32>,
@@ -240,6 +245,15 @@ impl Sock {
     #[inline]
     pub(crate) fn waiting(&self) -> usize {
         self.queue.len() + self.lent.len()
+    }
+
+    /// Sender, number and length in bytes of each message that waits for the reader, the oldest
+    /// first [R-1011]. Lent messages whose sender is not known are left out.
+    pub(crate) fn unread(&self) -> impl Iterator<Item = (Endpoint, u64, usize)> {
+        let unknown = self.lent.len().saturating_sub(self.lent_from.len());
+        let lent = self.lent.iter().skip(unknown).zip(&self.lent_from);
+        let lent = lent.map(|((_, len), (from, seq))| (*from, *seq, *len));
+        lent.chain(self.queue.iter().map(|(from, seq, len, _)| (from, seq, len)))
     }
 
     /// Tells whether `messages` for the reader congest the port. Every socket may have `least`,

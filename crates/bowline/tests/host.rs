@@ -297,6 +297,33 @@ fn options_of_the_socket_reach_the_node() {
     assert_eq!(errno(node.socket().unwrap().send_to(b"x", scene.b(4000))), 107);
 }
 
+/// Also those that the node has pushed to the ring of the socket.
+// tests [R-1011]
+#[test]
+fn unread_messages_are_listed_until_the_program_takes_them() {
+    const COUNT: usize = 5;
+    let scene = Scene::new(246);
+    let (a, b) = scene.pair(4000);
+    for n in 0..COUNT {
+        a.send_to(&[0; 100], scene.b(4000)).unwrap();
+        let begun = std::time::Instant::now();
+        while scene.node.info().recv.len() <= n {
+            assert!(begun.elapsed() < LIMIT, "message {n} has not come");
+        }
+    }
+    assert!(b.wait(Interest::READ, Some(LIMIT)).is_ok());
+    // Each has the host's thread look at active sockets. After 32 looks these are idle.
+    (0..100).for_each(|_| drop(scene.node.info()));
+    for left in (0..COUNT).rev() {
+        assert_eq!(b.recv_message().unwrap().len(), 100);
+        let info = scene.node.info();
+        let rows: Vec<_> = info.recv.iter().map(|row| (row.local, row.remote, row.len)).collect();
+        assert_eq!(rows, vec![(scene.b(4000), scene.a(4000), 100); left]);
+        let socket = info.sockets.iter().find(|socket| socket.bound == b.local_addr()).unwrap();
+        assert_eq!((socket.recv_messages, socket.recv_bytes), (left, left * 100));
+    }
+}
+
 #[test]
 fn what_is_sent_to_nobody_is_waited_for_and_can_be_cancelled() {
     let scene = Scene::new(236);

@@ -105,6 +105,8 @@ pub struct Opened<O: Outside> {
     pub end: O::Descriptor,
     /// The system's number of the program's end.
     pub cookie: u64,
+    /// Inode of the program's end.
+    pub inode: u64,
     /// What both share.
     pub memory: O::Memory,
     /// The program's end, and the memory for it.

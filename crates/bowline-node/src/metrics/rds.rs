@@ -22,9 +22,8 @@ pub fn node(node: Node, more: impl Fn(&mut Exposition) + Send + 'static) -> Sour
     process::begin();
     Box::new(move |out| {
         process::write(out);
-        let (info, counts) = node
-            .driver()
-            .with_core(|core, _| (core.info_without_messages(), core.counters().clone()));
+        let (info, counts) =
+            node.driver().inspect(|core| (core.info_without_messages(), core.counters().clone()));
         write(out, &info, &counts);
         counters(out, "bowline_rds_driver", &[], node.driver_stats().described());
         more(out);

@@ -5,6 +5,7 @@ with ENOSPC and the length that is needed, and then again with that length.
 """
 import ctypes
 import errno
+import os
 import socket
 import struct
 import sys
@@ -35,7 +36,10 @@ counters, size = table(fd, COUNTERS)
 names = [counters[n:n + 32].split(b"\0")[0] for n in range(0, len(counters), size)]
 assert b"send_queued" in names and b"recv_drop_dead_sock" in names, names
 sockets, size = table(fd, SOCKETS)
-assert any(sockets[n + 4:n + 8] == socket.inet_aton(sys.argv[1]) for n in range(0, len(sockets), size)), sockets
+rows = [sockets[n:n + size] for n in range(0, len(sockets), size)]
+inodes = [struct.unpack("=Q", row[20:28])[0] for row in rows if row[4:8] == socket.inet_aton(sys.argv[1])]
+assert inodes == [os.fstat(fd).st_ino], (inodes, os.fstat(fd))
+assert os.readlink(f"/proc/self/fd/{fd}") == f"socket:[{inodes[0]}]"
 for option in range(COUNTERS, LAST + 1):
     room = ctypes.c_int(0)
     got = libc.getsockopt(fd, SOL_RDS, option, None, ctypes.byref(room))

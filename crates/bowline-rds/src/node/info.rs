@@ -49,7 +49,7 @@ pub struct SocketInfo {
     pub recv_messages: usize,
     /// Whether the port is marked congested.
     pub congested: bool,
-    /// A number that identifies the socket.
+    /// Inode of the socket's file. A socket without a file has a number that no file has.
     pub inode: u64,
     /// Process that opened it, if another than that of the node.
     pub owner: Option<u32>,
@@ -237,18 +237,18 @@ pub struct InfoTable {
 impl Node {
     /// Takes a snapshot of the node's state; nothing changes meanwhile [R-1206].
     pub fn info(&self) -> Info {
-        self.info_with(MessageRows::All)
+        self.info_with(MessageRows::All, |_| true)
     }
 
     /// Takes a snapshot as [`info`](Self::info), but with no rows of messages: of those there may
     /// be very many.
     pub fn info_without_messages(&self) -> Info {
-        self.info_with(MessageRows::None)
+        self.info_with(MessageRows::None, |_| true)
     }
 
-    fn info_with(&self, rows: MessageRows) -> Info {
+    fn info_with(&self, rows: MessageRows, shown: impl Fn(SocketId) -> bool) -> Info {
         let mut info = Info::default();
-        for (_, s) in self.sockets.iter() {
+        for (_, s) in self.sockets.iter().filter(|(id, _)| shown(SocketId(*id))) {
             info.sockets.push(SocketInfo {
                 bound: s.bound.map(|b| b.at.to_socket_addr()),
                 connected: s.dest.map(|d| d.to_socket_addr()),
@@ -256,7 +256,7 @@ impl Node {
                 recv_buffer: s.rcvbuf,
                 send_bytes: s.snd_bytes,
                 recv_bytes: s.rcv_bytes,
-                recv_messages: s.queue.len(),
+                recv_messages: s.waiting(),
                 congested: s.congested,
                 inode: s.inode,
                 owner: s.owner,
@@ -264,7 +264,7 @@ impl Node {
             let Some(bound) = s.bound.as_ref().filter(|_| rows == MessageRows::All) else {
                 continue;
             };
-            info.recv.extend(s.queue.iter().map(|(from, seq, len, _)| MessageInfo {
+            info.recv.extend(s.unread().map(|(from, seq, len)| MessageInfo {
                 local: bound.at.to_socket_addr(),
                 remote: from.to_socket_addr(),
                 seq,
@@ -426,14 +426,10 @@ impl Node {
         option: u32,
         shown: impl Fn(SocketId) -> bool,
     ) -> Result<InfoTable, Error> {
-        let (mut inodes, mut places) = (BTreeSet::new(), BTreeSet::new());
-        for (_, sock) in self.sockets.iter().filter(|(id, _)| shown(SocketId(*id))) {
-            inodes.insert(sock.inode);
-            places.extend(sock.bound.map(|bound| place(bound.at.to_socket_addr())));
-        }
-        let mut info = self.info();
-        info.sockets.retain(|socket| inodes.contains(&socket.inode));
-        for messages in [&mut info.send, &mut info.retrans, &mut info.recv] {
+        let mut info = self.info_with(MessageRows::All, shown);
+        let bound = info.sockets.iter().filter_map(|socket| socket.bound);
+        let places: BTreeSet<_> = bound.map(place).collect();
+        for messages in [&mut info.send, &mut info.retrans] {
             messages.retain(|message| places.contains(&place(message.local)));
         }
         info_table(info, &self.listed_counters(), option)

@@ -112,6 +112,7 @@ impl Node {
                 }
             }
             assert_eq!(s.queue.iter().count(), s.queue.len(), "runs of a receive queue");
+            assert!(s.lent_from.len() <= s.lent.len(), "senders of lent messages");
             let lent: usize = s.lent.iter().map(|(_, len)| len).sum();
             let bytes = s.queue.iter().map(|(_, _, len, _)| len).sum::<usize>() + lent;
             assert_eq!(bytes, s.rcv_bytes, "receive accounting of a socket");

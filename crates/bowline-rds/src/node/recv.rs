@@ -75,34 +75,41 @@ impl Node {
         while !sock.zerocopy
             && let Some(first) = sock.queue.front_plain()
         {
-            let from = to_socket_addr(first.origin.addr, first.sport, first.origin.scope);
-            let (conn, len) = (first.origin.conn, first.payload.len());
+            let from = first.origin.endpoint(first.sport);
+            let (conn, seq, len) = (first.origin.conn, first.seq, first.payload.len());
+            let name = from.to_socket_addr();
             let taken = match first.payload {
-                Payload::Bytes(bytes) => put(from, len, &mut std::iter::once(bytes)),
-                Payload::Rope(rope) => put(from, len, &mut rope.slices()),
+                Payload::Bytes(bytes) => put(name, len, &mut std::iter::once(bytes)),
+                Payload::Rope(rope) => put(name, len, &mut rope.slices()),
             };
             if !taken {
                 break;
             }
             sock.queue.drop_front();
             sock.lent.push_back((conn, len));
+            sock.lent_from.push_back((from, seq));
             count += 1;
-            self.stats.recv_delivered += 1;
-            self.stats.copy_to_user += len as u64;
         }
         Ok(count)
     }
 
-    /// The reader has taken the first `count` of the messages that were lent to it.
+    /// The reader has taken the first `count` of the messages that were lent to it: they are
+    /// delivered [R-1012].
     pub fn give_back(&mut self, now: Instant, id: SocketId, count: usize) {
         self.now = now;
         for _ in 0..count {
-            let lent = self.sockets.get_mut(id.0).and_then(|sock| sock.lent.pop_front());
-            let Some((conn, len)) = lent else { return };
+            let Some(sock) = self.sockets.get_mut(id.0) else { return };
+            let Some((conn, len)) = sock.lent.pop_front() else { return };
+            if sock.lent_from.len() > sock.lent.len() {
+                sock.lent_from.pop_front();
+            }
+            self.stats.recv_delivered += 1;
+            self.stats.copy_to_user += len as u64;
             self.unqueue_from_socket(id, conn, len);
         }
         if let Some(sock) = self.sockets.get_mut(id.0) {
             shrink(&mut sock.lent);
+            shrink(&mut sock.lent_from);
         }
     }
 

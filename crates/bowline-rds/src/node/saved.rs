@@ -132,3 +132,36 @@ fn decode<T: for<'de> Deserialize<'de>>(from: &mut impl Read) -> io::Result<T> {
     from.take(u64::from_le_bytes(len)).read_to_end(&mut bytes)?;
     rmp_serde::from_slice(&bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+    use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+    use super::*;
+    use crate::api::SendMsg;
+
+    /// What a version before `lent_from` knows of a socket's lent messages.
+    #[derive(Deserialize)]
+    struct Before {
+        lent: VecDeque<(Option<ConnId>, usize)>,
+    }
+
+    #[test]
+    fn an_earlier_version_reads_which_messages_are_lent() {
+        let at = |port| SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)), port);
+        let mut node = Node::new(Config { addrs: vec![at(0).ip()], ..Config::default() });
+        let now = Instant::default();
+        let [from, to] = [4000, 5000].map(|port| {
+            let id = node.socket().expect("a socket");
+            node.bind(id, at(port)).expect("a free port");
+            id
+        });
+        let msg = SendMsg { name: Some(at(5000)), ..SendMsg::default() };
+        node.send(now, from, &msg).expect("room");
+        assert_eq!(node.lend(now, to, |_, _, _| true), Ok(1));
+        let mut bytes = &*encode(node.sockets.get(to.0).expect("it is open")).expect("bytes");
+        let before: Before = rmp_serde::from_read(&mut bytes).expect("the same fields");
+        assert_eq!(before.lent, [(None, 0)]);
+    }
+}

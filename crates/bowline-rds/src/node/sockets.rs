@@ -19,6 +19,9 @@ use crate::socket::{
     mapped, needs_scope, to_socket_addr,
 };
 
+/// Sockets without a file have numbers from here on instead of an inode [R-1013].
+const WITHOUT_FILE: u64 = 1 << 32;
+
 /// Bits of [`Node::poll`], as poll(2) has them.
 pub mod poll {
     /// POLLIN and POLLRDNORM.
@@ -51,7 +54,7 @@ impl Node {
         if self.sockets.len() >= self.config.limits.sockets {
             return Err(Error::TooManySockets);
         }
-        let inode = self.next_inode;
+        let inode = WITHOUT_FILE + self.next_inode;
         self.next_inode += 1;
         Ok(SocketId(self.sockets.insert(Sock {
             bound: None,
@@ -65,6 +68,7 @@ impl Node {
             rcv_bytes: 0,
             queue: crate::recvq::RecvQueue::default(),
             lent: VecDeque::new(),
+            lent_from: VecDeque::new(),
             congested: false,
             crowded: false,
             interest: 0,
@@ -91,10 +95,11 @@ impl Node {
         })))
     }
 
-    /// Notes which process opened a socket, for the info interface.
-    pub fn set_owner(&mut self, id: SocketId, pid: u32) {
+    /// Notes which process opened a socket, and the inode of its file, for the info interface.
+    pub fn set_owner(&mut self, id: SocketId, pid: u32, inode: u64) {
         if let Ok(socket) = self.sock_mut(id) {
             socket.owner = Some(pid);
+            socket.inode = inode;
         }
     }
 

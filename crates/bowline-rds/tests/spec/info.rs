@@ -224,6 +224,24 @@ fn sockets_are_listed_with_their_buffers() {
     assert_ne!(u64_at(&six[0], 44), u64_at(&six[1], 44), "inode numbers differ");
 }
 
+// tests [R-1013]
+#[test]
+fn a_socket_has_the_inode_of_its_file_or_a_number_that_no_file_has() {
+    let mut lab = Lab::larger();
+    let [own, theirs, others] = [5000, 5001, 5002].map(|n| lab.bound(&format!("10.0.0.2:{n}")));
+    lab.node.set_owner(theirs, 99, 4711);
+    lab.node.set_owner(others, 98, 4711);
+    for (option, at) in [(10_006, 20), (10_015, 44)] {
+        let inodes: Vec<u64> = items(&lab, option).iter().map(|item| u64_at(item, at)).collect();
+        assert!(inodes[0] >= 1 << 32, "{inodes:?}");
+        assert_eq!(inodes[1..], [4711, 4711]);
+        for socket in [own, theirs, others] {
+            let shown = lab.node.info_option_of(option, |id| id == socket).expect("a table");
+            assert_eq!(shown.bytes.len(), shown.item_size, "not chosen by its inode");
+        }
+    }
+}
+
 // tests [R-1006]: IPv6 objects are in the IPv6 tables only
 #[test]
 fn ipv6_is_left_out_of_the_old_tables() {

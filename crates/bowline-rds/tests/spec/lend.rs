@@ -62,6 +62,68 @@ fn what_is_lent_waits_for_its_reader() {
     lab.node.check_invariants();
 }
 
+/// Sender, number and length of each message that is listed as unread.
+fn unread(lab: &Lab) -> Vec<(SocketAddr, u64, u32)> {
+    lab.node.info().recv.iter().map(|row| (row.remote, row.seq, row.len)).collect()
+}
+
+// tests [R-1012]
+#[test]
+fn what_is_lent_is_delivered_when_it_is_given_back() {
+    let (mut lab, s, link) = at(B, 5000).kernel(1);
+    let counted = |lab: &Lab| ["recv_delivered", "copy_to_user"].map(|name| lab.counter(name));
+    lab.deliver(
+        link,
+        &[data(2, 9, 5000, b"12345"), data(3, 9, 5000, b"123"), data(4, 9, 5000, b"")],
+    );
+    lend(&mut lab, s, 2).unwrap();
+    assert_eq!(counted(&lab), [0, 0]);
+    give_back(&mut lab, s, 1);
+    assert_eq!(counted(&lab), [1, 5]);
+    lend(&mut lab, s, 9).unwrap();
+    give_back(&mut lab, s, 1);
+    assert_eq!(counted(&lab), [2, 8]);
+    let now = lab.now;
+    lab.node.close(now, s);
+    assert_eq!(counted(&lab), [2, 8], "nobody has taken the last one");
+}
+
+// tests [R-1011]
+#[test]
+fn what_is_lent_is_listed_until_it_is_given_back() {
+    let (mut lab, s, link) = at(B, 5000).kernel(1);
+    lab.deliver(link, &[data(2, 9, 5000, b"a"), data(3, 8, 5000, b""), data(5, 9, 5000, b"abc")]);
+    let all = [("10.0.0.1:9", 2, 1), ("10.0.0.1:8", 3, 0), ("10.0.0.1:9", 5, 3)];
+    let all = all.map(|(from, seq, len)| (addr(from), seq, len));
+    let check = |lab: &Lab, given_back: usize| {
+        let left = &all[given_back..];
+        assert_eq!(unread(lab), left);
+        let socket = &lab.node.info_without_messages().sockets[0];
+        let bytes: u32 = left.iter().map(|(_, _, len)| len).sum();
+        assert_eq!((socket.recv_messages, socket.recv_bytes), (left.len(), bytes as usize));
+        for (option, item_size) in [(10_005, 26), (10_014, 50)] {
+            let table = lab.node.info_option(option).unwrap();
+            assert_eq!((table.item_size, table.bytes.len()), (item_size, left.len() * item_size));
+            for (item, (_, seq, len)) in table.bytes.chunks(item_size).zip(left) {
+                assert_eq!(item[..8], seq.to_ne_bytes());
+                assert_eq!(item[8..12], len.to_ne_bytes());
+            }
+            let shown = lab.node.info_option_of(option, |_| true).unwrap();
+            assert_eq!(shown, table);
+            assert!(lab.node.info_option_of(option, |_| false).unwrap().bytes.is_empty());
+        }
+    };
+    check(&lab, 0);
+    lend(&mut lab, s, 2).unwrap();
+    check(&lab, 0);
+    give_back(&mut lab, s, 1);
+    check(&lab, 1);
+    lend(&mut lab, s, 9).unwrap();
+    check(&lab, 1);
+    give_back(&mut lab, s, 2);
+    check(&lab, 3);
+}
+
 // tests
 #[test]
 fn a_promise_is_kept_and_nothing_beyond_it() {

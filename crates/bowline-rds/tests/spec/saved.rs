@@ -33,15 +33,24 @@ fn used() -> (Lab, [SocketId; 2]) {
 fn check(lab: &mut Lab, [a, b]: [SocketId; 2]) {
     lab.node.check_invariants();
     let info = lab.node.info();
+    assert_eq!((info.sockets[0].recv_messages, info.sockets[1].recv_messages), (2, 3));
     let bound = |n: usize| info.sockets[n].bound.map(|at| at.port());
     assert_eq!((bound(0), bound(1)), (Some(5000), Some(5001)));
     assert!(info.sockets[1].congested && !info.sockets[0].congested);
     assert_eq!(lab.send(a, "10.0.0.2:5001", b"more"), Err(Error::Congested));
     assert_eq!(lab.node.send_messages(b), Ok(1), "sent and not acknowledged");
     lab.node.give_back(lab.now, a, 1);
+    assert_eq!(lab.counter("recv_delivered"), 1);
     assert_eq!(lab.recv(a).map(|got| text(&got)), Ok(b"unread".to_vec()));
     assert_eq!(lab.recv_all(b).len(), 3);
     lab.node.check_invariants();
+}
+
+/// Number and length of each unread message from another node.
+fn received(lab: &Lab) -> Vec<(u64, u32)> {
+    let info = lab.node.info();
+    let from_peer = info.recv.iter().filter(|row| row.remote.ip() == ip(A));
+    from_peer.map(|row| (row.seq, row.len)).collect()
 }
 
 #[test]
@@ -53,6 +62,7 @@ fn what_waits_goes_on_in_another_process() {
     let Config { generation, paths, .. } = config(B);
     let is = lab.node.config();
     assert_eq!((is.generation, is.paths), (generation, paths), "peers know it by these");
+    assert_eq!(received(&lab), [(2, 4), (3, 6)]);
     check(&mut lab, sockets);
     let new = lab.bound("10.0.0.2:5002");
     assert!(!sockets.contains(&new));
@@ -81,5 +91,7 @@ fn what_cannot_be_read_is_no_node() {
 fn what_an_earlier_version_has_saved_can_be_read() {
     let (mut lab, sockets) = used();
     lab.node = Node::resume(config(B), lab.now, &include_bytes!("saved-1.bin")[..]).unwrap();
+    // That version does not save from whom it has lent messages.
+    assert_eq!(received(&lab), [(3, 6)]);
     check(&mut lab, sockets);
 }

@@ -486,6 +486,7 @@ impl Outside for Sim {
         Ok(Opened {
             end: SimDescriptor { fd: Fd::End(end), shared: Rc::clone(&self.shared) },
             cookie: cookies[1],
+            inode: cookies[1],
             memory: SimMemory(Rc::clone(&memory)),
             given: vec![Fd::End(theirs), Fd::Memory(memory)],
         })

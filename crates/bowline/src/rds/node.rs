@@ -124,13 +124,13 @@ impl Node {
     /// Returns the state of all sockets, connections, paths, messages and TCP connections, as
     /// `rds-info` shows it. Of the host's node it is empty: `bowline info` shows that.
     pub fn info(&self) -> Info {
-        let info = |driver: &Driver| driver.with_core(|core, _| core.info());
+        let info = |driver: &Driver| driver.inspect(|core| core.info());
         self.owned().map(info).unwrap_or_default()
     }
 
     /// Returns the same without the messages, of which there may be very many.
     pub fn info_without_messages(&self) -> Info {
-        let info = |driver: &Driver| driver.with_core(|core, _| core.info_without_messages());
+        let info = |driver: &Driver| driver.inspect(|core| core.info_without_messages());
         self.owned().map(info).unwrap_or_default()
     }
 
@@ -138,7 +138,7 @@ impl Node {
     /// bowline, whose names begin with `bl_`. None are there once the host's node has ended.
     pub fn counters(&self) -> Vec<(&'static str, u64)> {
         match &self.of {
-            Of::Process(driver) => driver.with_core(|core, _| core.listed_counters()),
+            Of::Process(driver) => driver.inspect(|core| core.listed_counters()),
             Of::Host(host) => host::counters(host),
         }
     }
