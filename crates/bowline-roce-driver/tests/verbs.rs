@@ -3,6 +3,9 @@
 mod common;
 use bowline_testkit::skipped;
 
+use std::io::Write;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -128,6 +131,39 @@ fn settings_that_cannot_work_are_refused() {
     assert_eq!(device.attr().mtu, Mtu::M1024);
     assert_eq!(device.attr().addrs, [ip(5, 1)]);
     assert_ne!(device.attr().guid, 0);
+}
+
+/// One thread serves the device and a descriptor of its own.
+#[test]
+fn waiting_ends_when_another_descriptor_can_be_read() {
+    let (a, b) = (open(ip(47, 1)), open(ip(47, 2)));
+    let (a, b) = connect(&a, &b, 4096);
+    let (mut near, far) = UnixStream::pair().unwrap();
+    let start = Instant::now();
+    let short = Duration::from_millis(30);
+    assert!(!b.dev.wait_cq_or(b.cq, far.as_fd(), short).unwrap());
+    assert!(start.elapsed() >= short);
+    b.post_recv(1, 0, 64);
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| b.dev.wait_cq_or(b.cq, far.as_fd(), PATIENCE).unwrap());
+        std::thread::sleep(Duration::from_millis(20));
+        a.post(2, SendOp::Send, 0, 64);
+        assert!(waiter.join().unwrap(), "a completion");
+    });
+    b.done(1);
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| b.dev.wait_cq_or(b.cq, far.as_fd(), PATIENCE).unwrap());
+        std::thread::sleep(Duration::from_millis(20));
+        near.write_all(b"x").unwrap();
+        assert!(!waiter.join().unwrap(), "the other descriptor");
+    });
+    // What is there already ends it, and a hang-up does; completions are looked for first.
+    assert!(!b.dev.wait_cq_or(b.cq, far.as_fd(), PATIENCE).unwrap());
+    drop(near);
+    assert!(!b.dev.wait_cq_or(b.cq, far.as_fd(), PATIENCE).unwrap());
+    assert!(start.elapsed() < PATIENCE);
+    a.dev.wait_cq(a.cq, false, Some(PATIENCE)).unwrap();
+    assert!(a.dev.wait_cq_or(a.cq, far.as_fd(), PATIENCE).unwrap());
 }
 
 #[test]

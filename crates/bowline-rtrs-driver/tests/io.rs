@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex};
 
 use bowline_rtrs_driver::client::{
@@ -127,6 +128,43 @@ fn what_has_ended_already_is_not_waited_for() {
     assert!(start.elapsed() < std::time::Duration::from_secs(10));
     // No further request completes.
     assert!(!session.wait(seen + 1, Some(std::time::Duration::from_millis(20))));
+    session.put_permit(permit);
+}
+
+/// A thread that serves a client as well takes the ends of its requests itself, from the background
+/// thread too, and is woken by its client.
+#[test]
+fn a_thread_takes_turns_with_its_client() {
+    let pair = Pair::new(20, 1, config(true));
+    let session = pair.session(1);
+    let permit = session.get_permit(PermitKind::Io, Wait::No).unwrap();
+    let region = session.region(4096).unwrap();
+    let done = Arc::new(Count(Mutex::default()));
+    let (mut near, far) = std::os::unix::net::UnixStream::pair().unwrap();
+    let mut own = 0;
+    for round in 0..200 {
+        let (usr, data) = (at(0), [region.piece(0, 4096)]);
+        let completer = Done { to: Arc::clone(&done) as _, tag: round };
+        let req = Req { dir: Dir::Write, permit: &permit, usr: &usr, data: &data, done: completer };
+        session.request_batch(&mut std::iter::once(req)).unwrap();
+        let is_waiting = || done.0.lock().unwrap().len() as u64 == round;
+        eventually("it ends", || {
+            own += session.take_turn(far.as_fd(), is_waiting).unwrap_or(0);
+            !is_waiting()
+        });
+        session.leave();
+    }
+    assert!(own > 100, "{own} of 200 in turns");
+    // The client ends a turn in which nothing else comes.
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+            std::io::Write::write_all(&mut near, b"x").unwrap();
+        });
+        eventually("a turn", || session.take_turn(far.as_fd(), || true) == Some(0));
+    });
+    assert_eq!(std::io::Read::read(&mut &far, &mut [0; 2]).unwrap(), 1);
+    session.leave();
     session.put_permit(permit);
 }
 

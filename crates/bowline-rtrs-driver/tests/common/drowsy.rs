@@ -1,6 +1,7 @@
 //! A device on which long waits end only when an event arrives.
 
 use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,6 +19,10 @@ pub(crate) struct Drowsy(pub(crate) Arc<SoftDevice>);
 impl Device for Drowsy {
     fn wait_cq(&self, cq: CqId, solicited: bool, limit: Option<Duration>) -> Result<bool, Error> {
         self.0.wait_cq(cq, solicited, limit.filter(|limit| *limit < LONG))
+    }
+
+    fn wait_cq_or(&self, cq: CqId, other: BorrowedFd<'_>, limit: Duration) -> Result<bool, Error> {
+        self.0.wait_cq_or(cq, other, limit)
     }
 
     fn reg_mr(

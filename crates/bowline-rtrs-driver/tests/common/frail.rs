@@ -1,6 +1,7 @@
 //! A device that fails as hardware does, without being closed.
 
 use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
@@ -95,6 +96,11 @@ impl Device for Frail {
     fn wait_cq(&self, cq: CqId, solicited: bool, limit: Option<Duration>) -> Result<bool, Error> {
         let limit = limit.unwrap_or(LOOK).min(LOOK);
         if self.sleep(limit) { self.of.wait_cq(cq, solicited, Some(limit)) } else { Ok(false) }
+    }
+
+    fn wait_cq_or(&self, cq: CqId, other: BorrowedFd<'_>, limit: Duration) -> Result<bool, Error> {
+        let limit = limit.min(LOOK);
+        if self.sleep(limit) { self.of.wait_cq_or(cq, other, limit) } else { Ok(false) }
     }
 
     fn create_qp(&self, init: &QpInit) -> Result<Qpn, Error> {
