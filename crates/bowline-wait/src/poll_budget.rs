@@ -8,9 +8,9 @@ use std::time::Instant;
 use crate::has_one_processor;
 use crate::sync::{AtomicI32, AtomicU32};
 
-/// What a poll may cost in nanoseconds for each time that something came: sleeping and being woken
-/// takes as long on a virtual machine, of both sides' processors together, and the wait is longer.
-const WORTH_NS: u64 = 200_000;
+/// What polls may cost in nanoseconds for each time that something comes, beside one in vain:
+/// sleeping and being woken takes as long on a virtual machine, of both sides' processors together.
+const WORTH_NS: u64 = 100_000;
 /// Bound of [`PollBudget::balance_ns`].
 const BALANCE_MAX_NS: i32 = 800_000;
 /// While polls do not pay, one in so many is made all the same. If it pays, all are made again: who
@@ -114,8 +114,9 @@ impl PollBudget {
     /// Notes that something came `spent_ns` after the beginning of a poll, or that nothing did
     /// until its end.
     pub fn note(&self, paid: bool, spent_ns: u64) {
-        let saved = if paid { WORTH_NS } else { 0 }.cast_signed();
-        let spent = spent_ns.min(WORTH_NS).cast_signed();
+        let worth_ns = self.longest_ns.saturating_add(WORTH_NS);
+        let saved = if paid { worth_ns } else { 0 };
+        let (saved, spent) = (saved.cast_signed(), spent_ns.min(worth_ns).cast_signed());
         let balance = i64::from(self.balance_ns.load(Relaxed).max(0)) + saved - spent;
         let balance = i32::try_from(balance).unwrap_or(BALANCE_MAX_NS).min(BALANCE_MAX_NS);
         self.balance_ns.store(balance, Relaxed);
@@ -184,11 +185,12 @@ mod tests {
     #[test]
     fn polls_that_take_long_must_pay_more_often() {
         let polls = |what: &dyn Fn(u32) -> (bool, u64)| {
-            polls_for(1600, &PollBudget::lasting(WORTH_NS), what)
+            polls_for(1600, &PollBudget::lasting(4 * LONGEST), what)
         };
-        let half = |wait: u32, spent| if wait % 2 == 0 { (true, spent) } else { (false, WORTH_NS) };
-        assert!(polls(&|wait| half(wait, 80_000)) < 250);
-        assert_eq!(polls(&|wait| half(wait, 0)), 1600);
+        let third =
+            |wait: u32, spent| (wait % 3 == 0, if wait % 3 == 0 { spent } else { 4 * LONGEST });
+        assert!(polls(&|wait| third(wait, 80_000)) < 400);
+        assert_eq!(polls(&|wait| third(wait, 0)), 1600);
         assert_eq!(polls(&|_| (true, 80_000)), 1600);
     }
 
