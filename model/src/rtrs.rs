@@ -294,7 +294,7 @@ fn serve(session: &Arc<Session>) {
         let peer = session.answer(request);
         let is_waiting = || session.state.lock().unwrap().requests[request].is_some();
         while is_waiting() {
-            // A client that has its answer sends another request, or hangs up, which ends the sleep.
+            // A client that has its answer sends another request, or hangs up: it ends the sleep.
             let sleep = || {
                 if is_waiting() {
                     session.nets[0].sleep(Sleeper::Leader);

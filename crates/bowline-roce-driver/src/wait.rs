@@ -147,9 +147,9 @@ impl Shared {
                 match self.pump() {
                     PumpResult::Nothing => {
                         self.poll_budget.give_way();
-                        looks += 1;
-                        other_is_ready =
-                            looks % LOOKS_PER_OTHER == 0 && other.is_some_and(can_read);
+                        looks = looks.wrapping_add(1);
+                        let turn = looks.is_multiple_of(LOOKS_PER_OTHER);
+                        other_is_ready = turn && other.is_some_and(can_read);
                     }
                     PumpResult::Busy => std::thread::yield_now(),
                     PumpResult::Received => {

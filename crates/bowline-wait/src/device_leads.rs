@@ -270,10 +270,10 @@ impl<B> DeviceLeads<B> {
         outcome
     }
 
-    /// Takes one batch of completions of the only device. If there are none yet, calls `sleep`
-    /// first, which sleeps until the device has some, or for a reason of the caller's, who comes
-    /// back soon, or [leaves](Self::leave). Returns their number; `None` if another thread has the
-    /// lead, or there are several devices: then the caller may sleep elsewhere.
+    /// Takes one batch of completions of the only device. If nothing has completed yet, calls
+    /// `sleep` first, which sleeps until the device has some, or for a reason of the caller's, who
+    /// comes back soon, or [leaves](Self::leave). Returns their number; `None` if another thread
+    /// has the lead, or there are several devices: then the caller may sleep elsewhere.
     ///
     /// The background thread passes its lead on once it has taken completions; `is_waiting` tells
     /// whether any of the caller's are still to come.
@@ -382,8 +382,8 @@ impl<B> DeviceLeads<B> {
                 // Before `pass_on`, which looks at the leads; pairs with the exchange there.
                 lead.napping.store(nap > NAP, Ordering::SeqCst);
                 led = led && !self.pass_on(devices, true);
-                // Another thread may have held the lead only to see whether it is free, and have looked
-                // for naps before this one.
+                // Another thread may have held the lead only to see whether it is free, and have
+                // looked for naps before this one.
                 if !active && lead.try_lead().is_some() {
                     continue;
                 }

@@ -24,7 +24,7 @@ use crate::front::sys;
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Size in bytes of the input buffer. Data of larger writes is received straight into its memory.
 const READ_AHEAD: usize = 64 << 10;
-/// After a write with so many bytes of data only the next request is received, so that its data
+/// After a write of at least this many bytes only the next request is received, so that its data
 /// need not be copied out of the buffer.
 const LARGE: u32 = 16 << 10;
 

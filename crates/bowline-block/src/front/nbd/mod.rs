@@ -3,8 +3,8 @@
 //! ```text
 //!   bowline-nbd      lets clients in, as long as there are places, and notices who hangs up
 //!   bowline-nbd-in   one for each connection: requests off the socket, data to registered memory,
-//!                    all that is there submitted together; while requests are in flight, the disk's
-//!                    answers too, if no other thread takes these
+//!                    all that is there submitted together; while requests are in flight, the
+//!                    disk's answers too, if no other thread takes these
 //!   that thread      DiskDone: replies to the socket, as far as it takes them   (no hand-over)
 //!   bowline-nbd-out  one for each connection: the rest, when the client reads slowly
 //! ```
