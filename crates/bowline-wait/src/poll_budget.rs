@@ -187,8 +187,10 @@ mod tests {
         let polls = |what: &dyn Fn(u32) -> (bool, u64)| {
             polls_for(1600, &PollBudget::lasting(4 * LONGEST), what)
         };
-        let third =
-            |wait: u32, spent| (wait % 3 == 0, if wait % 3 == 0 { spent } else { 4 * LONGEST });
+        let third = |wait: u32, spent| match wait.is_multiple_of(3) {
+            true => (true, spent),
+            false => (false, 4 * LONGEST),
+        };
         assert!(polls(&|wait| third(wait, 80_000)) < 400);
         assert_eq!(polls(&|wait| third(wait, 0)), 1600);
         assert_eq!(polls(&|_| (true, 80_000)), 1600);
