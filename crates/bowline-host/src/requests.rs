@@ -20,7 +20,7 @@ use crate::control::{self, COMPLETION_ROOM, Malformed, Room, STATUS_ROOM};
 use crate::core::{Core, Descriptor, Opened, Outside, Rds, SharedMemory};
 use crate::names;
 use crate::options::{Most, Value};
-use crate::rdma::{self, Asked};
+use crate::rdma::{self, Asked, Refusal};
 use crate::rings::Rings;
 use crate::socket::HostSocket;
 
@@ -403,8 +403,12 @@ impl<O: Outside> Core<O> {
         let asked = match asked {
             Ok(asked) => asked,
             Err(refusal) => {
+                // The program asks again once it has shown its memory.
+                let is_late = !matches!(refusal, Refusal::MemoryNeeded)
+                    && self.has_both_names(handle, name)
+                    && rdma::check_together(&given).is_ok();
                 if let Some((socket, _)) = self.sockets.get_mut(&handle) {
-                    socket.has_had_route |= rdma::check_together(&given).is_ok();
+                    socket.has_had_route |= is_late;
                 }
                 return Outcome::Answer(refusal.into());
             }
