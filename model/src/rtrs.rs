@@ -21,8 +21,6 @@ enum Mistake {
     HidesHelper,
     /// The thread that handles a completion does not wake the one that waits for it.
     WakesNobody,
-    /// A thread that has served its client does not say that it takes no completions any more.
-    Stays,
     /// The end of requests is counted, but nobody that waits for any is woken.
     CountsInSilence,
 }
@@ -299,7 +297,7 @@ fn serve(session: &Arc<Session>) {
                 if is_waiting() {
                     session.nets[0].sleep(Sleeper::Leader);
                 }
-                Ok(())
+                Ok(true)
             };
             if session.leads.take_turn(&**session, is_waiting, sleep).is_none() {
                 let mut state = session.state.lock().unwrap();
@@ -308,9 +306,7 @@ fn serve(session: &Arc<Session>) {
                 }
             }
         }
-        if session.mistake != Mistake::Stays {
-            session.leads.leave(&**session);
-        }
+        session.leads.leave(&**session);
         peer.join().unwrap();
     }
 }

@@ -212,13 +212,14 @@ impl Cq {
     /// Waits until there is a completion, at most `limit`; tells whether there is.
     ///
     /// One thread sleeps on the channel, and ends too when its `other` can be read; others that
-    /// wait for the same queue sleep until that one has a completion.
+    /// wait for the same queue sleep until that one has a completion, but for those with an `other`
+    /// (`None`), which they would not notice.
     pub(crate) fn wait(
         &self,
         solicited: bool,
         other: Option<BorrowedFd<'_>>,
         limit: Option<Duration>,
-    ) -> Result<bool, Error> {
+    ) -> Result<Option<bool>, Error> {
         let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
         let mut leading = false;
         let mut st = self.lock();
@@ -231,11 +232,11 @@ impl Cq {
                 found.into_iter().rev().for_each(|done| st.taken.push_front(done));
             }
             if !st.taken.is_empty() {
-                break Ok(true);
+                break Ok(Some(true));
             }
             let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
             if left.is_some_and(|left| left.is_zero()) {
-                break Ok(false);
+                break Ok(Some(false));
             }
             // What came before the arming must be looked for again.
             if st.armed.is_none() || (st.armed == Some(true) && !solicited) {
@@ -246,6 +247,9 @@ impl Cq {
                 continue;
             }
             if st.led && !leading {
+                if other.is_some() {
+                    break Ok(None);
+                }
                 st = match left {
                     None => self.changed.wait(st).unwrap_or_else(PoisonError::into_inner),
                     Some(left) => {
@@ -266,7 +270,7 @@ impl Cq {
             let [revents, others] = [fds[0].revents(), fds[1].revents()];
             st = self.lock();
             if revents.is_empty() && !others.is_empty() {
-                break Ok(false);
+                break Ok(Some(false));
             }
             if !revents.is_empty() {
                 let drained = self.drain();

@@ -453,10 +453,16 @@ impl Device for RdmaCoreDevice {
 
     fn wait_cq(&self, cq: CqId, solicited: bool, limit: Option<Duration>) -> Result<bool, Error> {
         let cq = self.read().cq(cq)?;
-        cq.wait(solicited, None, limit)
+        // Only one that has another descriptor does not wait for the one that sleeps.
+        Ok(cq.wait(solicited, None, limit)?.unwrap_or(false))
     }
 
-    fn wait_cq_or(&self, cq: CqId, other: BorrowedFd<'_>, limit: Duration) -> Result<bool, Error> {
+    fn wait_cq_or(
+        &self,
+        cq: CqId,
+        other: BorrowedFd<'_>,
+        limit: Duration,
+    ) -> Result<Option<bool>, Error> {
         let cq = self.read().cq(cq)?;
         cq.wait(false, Some(other), Some(limit))
     }

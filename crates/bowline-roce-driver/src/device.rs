@@ -390,10 +390,17 @@ impl Device for SoftDevice {
     }
 
     fn wait_cq(&self, cq: CqId, solicited: bool, limit: Option<Duration>) -> Result<bool, Error> {
-        self.shared.wait_cq(WaitFor::Completion(None), cq, solicited, limit)
+        // Only one that has another descriptor does not follow.
+        let waited = self.shared.wait_cq(WaitFor::Completion(None), cq, solicited, limit)?;
+        Ok(waited.unwrap_or(false))
     }
 
-    fn wait_cq_or(&self, cq: CqId, other: BorrowedFd<'_>, limit: Duration) -> Result<bool, Error> {
+    fn wait_cq_or(
+        &self,
+        cq: CqId,
+        other: BorrowedFd<'_>,
+        limit: Duration,
+    ) -> Result<Option<bool>, Error> {
         self.shared.wait_cq(WaitFor::Completion(Some(other)), cq, false, Some(limit))
     }
 
@@ -449,7 +456,7 @@ impl Device for SoftDevice {
     }
 
     fn async_event(&self, limit: Duration) -> Result<AsyncEvent, Error> {
-        self.shared.wait(WaitFor::Event, Some(limit), |st| Ok(st.async_events.pop_front()))
+        self.shared.wait_event(limit, |st| st.async_events.pop_front())
     }
 
     fn listen(&self, at: SocketAddr) -> Result<CmId, Error> {
@@ -485,6 +492,6 @@ impl Device for SoftDevice {
     }
 
     fn cm_event(&self, limit: Duration) -> Result<CmEvent, Error> {
-        self.shared.wait(WaitFor::Event, Some(limit), |st| Ok(st.cm_events.pop_front()))
+        self.shared.wait_event(limit, |st| st.cm_events.pop_front())
     }
 }

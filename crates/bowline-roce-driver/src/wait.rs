@@ -39,7 +39,8 @@ const HELPER_TIMER_MIN: Duration = Duration::from_millis(4);
 /// What a thread waits for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum WaitFor<'a> {
-    /// A completion; or that this can be read, which the wait of a thread that leads ends by.
+    /// A completion; or that this can be read, which only a thread that leads notices: the wait
+    /// ends where another one does.
     Completion(Option<BorrowedFd<'a>>),
     Event,
 }
@@ -72,7 +73,8 @@ fn nanos_between(begun: Instant, now: Instant) -> u64 {
 }
 
 impl Shared {
-    /// Waits until `attempt` returns a value, at most `limit`.
+    /// Waits until `attempt` returns a value, at most `limit`. `None`: the thread has another
+    /// descriptor, and may not lead.
     ///
     /// # Errors
     /// [`Error::TimedOut`], [`Error::Closed`], those of `attempt`.
@@ -81,7 +83,7 @@ impl Shared {
         what: WaitFor<'_>,
         limit: Option<Duration>,
         mut attempt: impl FnMut(&mut State) -> Result<Option<T>, Error>,
-    ) -> Result<T, Error> {
+    ) -> Result<Option<T>, Error> {
         let other = match what {
             WaitFor::Completion(other) => other,
             WaitFor::Event => None,
@@ -105,7 +107,7 @@ impl Shared {
             let late = polled && (other_is_ready || deadline.is_some_and(|at| at <= now));
             let outcome = match attempt(&mut st) {
                 _ if st.stop => Some(Err(Error::Closed)),
-                Ok(Some(done)) => Some(Ok(done)),
+                Ok(Some(done)) => Some(Ok(Some(done))),
                 Err(error) => Some(Err(error)),
                 Ok(None) => late.then_some(Err(Error::TimedOut)),
             };
@@ -120,8 +122,13 @@ impl Shared {
             if !leading {
                 let is_event = matches!(what, WaitFor::Event);
                 if is_event || st.lead.take().is_none() {
+                    if other.is_some() {
+                        return Ok(None);
+                    }
                     self.follow(st, is_event, now, deadline);
                     followed = !is_event;
+                    // The leader polls for it.
+                    polled = true;
                     continue;
                 }
                 leading = true;
@@ -144,13 +151,11 @@ impl Shared {
             if !polled || now.as_nanos() < poll_end {
                 drop(st);
                 polled = true;
+                looks = looks.wrapping_add(1);
+                let turn = looks.is_multiple_of(LOOKS_PER_OTHER);
+                other_is_ready = turn && other.is_some_and(can_read);
                 match self.pump() {
-                    PumpResult::Nothing => {
-                        self.poll_budget.give_way();
-                        looks = looks.wrapping_add(1);
-                        let turn = looks.is_multiple_of(LOOKS_PER_OTHER);
-                        other_is_ready = turn && other.is_some_and(can_read);
-                    }
+                    PumpResult::Nothing => self.poll_budget.give_way(),
                     PumpResult::Busy => std::thread::yield_now(),
                     PumpResult::Received => {
                         let came = clock::now();
@@ -222,7 +227,8 @@ impl Shared {
         }
     }
 
-    /// Waits for a completion in a queue, and tells whether there is one.
+    /// Waits for a completion in a queue, and tells whether there is one; `None` as for
+    /// [`wait`](Self::wait).
     ///
     /// # Errors
     /// [`Error::Closed`], [`Error::NoSuch`].
@@ -232,16 +238,29 @@ impl Shared {
         cq: CqId,
         solicited: bool,
         limit: Option<Duration>,
-    ) -> Result<bool, Error> {
+    ) -> Result<Option<bool>, Error> {
         let waited = self.wait(what, limit, |st| {
             let armed = st.core.arm_cq(cq, solicited)?;
             Ok((!armed).then_some(()))
         });
         match waited {
-            Ok(()) => Ok(true),
-            Err(Error::TimedOut) => Ok(false),
+            Ok(done) => Ok(done.map(|()| true)),
+            Err(Error::TimedOut) => Ok(Some(false)),
             Err(error) => Err(error),
         }
+    }
+
+    /// Waits for an event.
+    ///
+    /// # Errors
+    /// [`Error::TimedOut`], [`Error::Closed`].
+    pub(crate) fn wait_event<T>(
+        &self,
+        limit: Duration,
+        take: impl Fn(&mut State) -> Option<T>,
+    ) -> Result<T, Error> {
+        let waited = self.wait(WaitFor::Event, Some(limit), |st| Ok(take(st)));
+        waited?.ok_or(Error::TimedOut)
     }
 
     /// Sleeps until woken by `kick`, or until `other` can be read or, when `watching`, until a

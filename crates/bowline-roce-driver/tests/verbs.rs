@@ -141,29 +141,40 @@ fn waiting_ends_when_another_descriptor_can_be_read() {
     let (mut near, far) = UnixStream::pair().unwrap();
     let start = Instant::now();
     let short = Duration::from_millis(30);
-    assert!(!b.dev.wait_cq_or(b.cq, far.as_fd(), short).unwrap());
+    assert_eq!(b.dev.wait_cq_or(b.cq, far.as_fd(), short), Ok(Some(false)));
     assert!(start.elapsed() >= short);
     b.post_recv(1, 0, 64);
     std::thread::scope(|scope| {
         let waiter = scope.spawn(|| b.dev.wait_cq_or(b.cq, far.as_fd(), PATIENCE).unwrap());
         std::thread::sleep(Duration::from_millis(20));
         a.post(2, SendOp::Send, 0, 64);
-        assert!(waiter.join().unwrap(), "a completion");
+        assert_eq!(waiter.join().unwrap(), Some(true), "a completion");
     });
     b.done(1);
     std::thread::scope(|scope| {
         let waiter = scope.spawn(|| b.dev.wait_cq_or(b.cq, far.as_fd(), PATIENCE).unwrap());
         std::thread::sleep(Duration::from_millis(20));
         near.write_all(b"x").unwrap();
-        assert!(!waiter.join().unwrap(), "the other descriptor");
+        assert_eq!(waiter.join().unwrap(), Some(false), "the other descriptor");
     });
     // What is there already ends it, and a hang-up does; completions are looked for first.
-    assert!(!b.dev.wait_cq_or(b.cq, far.as_fd(), PATIENCE).unwrap());
+    assert_eq!(b.dev.wait_cq_or(b.cq, far.as_fd(), PATIENCE), Ok(Some(false)));
     drop(near);
-    assert!(!b.dev.wait_cq_or(b.cq, far.as_fd(), PATIENCE).unwrap());
+    assert_eq!(b.dev.wait_cq_or(b.cq, far.as_fd(), PATIENCE), Ok(Some(false)));
     assert!(start.elapsed() < PATIENCE);
     a.dev.wait_cq(a.cq, false, Some(PATIENCE)).unwrap();
-    assert!(a.dev.wait_cq_or(a.cq, far.as_fd(), PATIENCE).unwrap());
+    assert_eq!(a.dev.wait_cq_or(a.cq, far.as_fd(), PATIENCE), Ok(Some(true)));
+    a.done(2);
+    // Who would not notice the other descriptor, because another thread waits, does not wait.
+    let long = Duration::from_secs(1);
+    std::thread::scope(|scope| {
+        let leader = scope.spawn(|| a.dev.wait_cq(a.cq, false, Some(long)).unwrap());
+        std::thread::sleep(Duration::from_millis(200));
+        let start = Instant::now();
+        assert_eq!(a.dev.wait_cq_or(a.cq, far.as_fd(), PATIENCE), Ok(None));
+        assert!(start.elapsed() < long / 2);
+        assert!(!leader.join().unwrap());
+    });
 }
 
 #[test]

@@ -156,9 +156,13 @@ impl Port {
         self.device.wait_cq(queue.cq, false, Some(limit))
     }
 
-    /// The same, or until `other` can be read.
-    pub(crate) fn wait_or(&self, other: BorrowedFd<'_>, limit: Duration) -> Result<bool, Error> {
-        let Some(queue) = self.queues.first() else { return Ok(false) };
+    /// The same, or until `other` can be read; `None` if another thread waits.
+    pub(crate) fn wait_or(
+        &self,
+        other: BorrowedFd<'_>,
+        limit: Duration,
+    ) -> Result<Option<bool>, Error> {
+        let Some(queue) = self.queues.first() else { return Ok(None) };
         self.device.wait_cq_or(queue.cq, other, limit)
     }
 

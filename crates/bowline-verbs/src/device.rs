@@ -198,11 +198,17 @@ pub trait Device: Send + Sync {
 
     /// As [`wait_cq`](Self::wait_cq) for any entry, but ends too when `other` can be read or was
     /// hung up, soon after that if the thread polls before it sleeps: for one thread that serves
-    /// both.
+    /// both. `None`, at once: another thread waits for the device, and this one would not notice
+    /// `other`.
     ///
     /// # Errors
     /// As [`poll_cq`](Self::poll_cq).
-    fn wait_cq_or(&self, cq: CqId, other: BorrowedFd<'_>, limit: Duration) -> Result<bool, Error>;
+    fn wait_cq_or(
+        &self,
+        cq: CqId,
+        other: BorrowedFd<'_>,
+        limit: Duration,
+    ) -> Result<Option<bool>, Error>;
 
     /// Makes a queue pair, in RESET.
     ///

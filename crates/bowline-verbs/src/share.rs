@@ -172,7 +172,7 @@ impl Device for SharedDevice {
             cq: CqId,
             other: BorrowedFd<'_>,
             limit: Duration
-        ) -> Result<bool, Error>;
+        ) -> Result<Option<bool>, Error>;
         fn create_qp(&self, init: &QpInit) -> Result<Qpn, Error>;
         fn modify_qp(&self, qp: Qpn, attr: &QpAttr) -> Result<(), Error>;
         fn query_qp(&self, qp: Qpn) -> Result<(QpState, QpAttr), Error>;

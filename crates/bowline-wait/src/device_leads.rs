@@ -272,8 +272,9 @@ impl<B> DeviceLeads<B> {
 
     /// Takes one batch of completions of the only device. If nothing has completed yet, calls
     /// `sleep` first, which sleeps until the device has some, or for a reason of the caller's, who
-    /// comes back soon, or [leaves](Self::leave). Returns their number; `None` if another thread
-    /// has the lead, or there are several devices: then the caller may sleep elsewhere.
+    /// comes back soon, or [leaves](Self::leave); false: it cannot. Returns their number; `None` if
+    /// another thread has the lead, or there are several devices: then the caller may sleep
+    /// elsewhere.
     ///
     /// The background thread passes its lead on once it has taken completions; `is_waiting` tells
     /// whether any of the caller's are still to come.
@@ -281,19 +282,27 @@ impl<B> DeviceLeads<B> {
         &self,
         devices: &D,
         is_waiting: impl FnOnce() -> bool,
-        sleep: impl FnOnce() -> Result<(), DeviceGone>,
+        sleep: impl FnOnce() -> Result<bool, DeviceGone>,
     ) -> Option<usize> {
         let [lead] = &self.leads[..] else { return None };
         let mut buffers = lead.try_lead().or_else(|| lead.take_from_helper(devices, is_waiting))?;
         lead.count();
         let mut count = devices.drive(0, &mut buffers);
         if count == 0 {
-            if sleep().is_err() {
-                drop(buffers);
-                devices.device_gone(0);
-                return None;
+            match sleep() {
+                Ok(true) => count = devices.drive(0, &mut buffers),
+                Ok(false) => {
+                    drop(buffers);
+                    self.leave(devices);
+                    return None;
+                }
+                Err(DeviceGone) => {
+                    drop(buffers);
+                    devices.device_gone(0);
+                    self.leave(devices);
+                    return None;
+                }
             }
-            count = devices.drive(0, &mut buffers);
         }
         drop(buffers);
         self.pass_on(devices, true);

@@ -114,12 +114,13 @@ impl PollBudget {
     /// Notes that something came `spent_ns` after the beginning of a poll, or that nothing did
     /// until its end.
     pub fn note(&self, paid: bool, spent_ns: u64) {
-        let worth_ns = self.longest_ns.saturating_add(WORTH_NS);
+        // Longer ones are judged no more.
+        let worth_ns = self.longest_ns.min(BALANCE_MAX_NS as u64) + WORTH_NS;
         let saved = if paid { worth_ns } else { 0 };
         let (saved, spent) = (saved.cast_signed(), spent_ns.min(worth_ns).cast_signed());
         let balance = i64::from(self.balance_ns.load(Relaxed).max(0)) + saved - spent;
-        let balance = i32::try_from(balance).unwrap_or(BALANCE_MAX_NS).min(BALANCE_MAX_NS);
-        self.balance_ns.store(balance, Relaxed);
+        let most = i64::from(BALANCE_MAX_NS);
+        self.balance_ns.store(balance.clamp(-most, most) as i32, Relaxed);
     }
 }
 

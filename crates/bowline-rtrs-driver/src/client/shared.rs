@@ -214,7 +214,8 @@ impl Shared {
     ) -> Option<usize> {
         self.leads.take_turn(self, is_waiting, || {
             self.executor.stats.waits.inc();
-            self.executor.ports[0].wait_or(other, TICK).map(drop).map_err(|_| DeviceGone)
+            let waited = self.executor.ports[0].wait_or(other, TICK);
+            waited.map(|waited| waited.is_some()).map_err(|_| DeviceGone)
         })
     }
 

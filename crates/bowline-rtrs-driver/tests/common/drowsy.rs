@@ -21,7 +21,12 @@ impl Device for Drowsy {
         self.0.wait_cq(cq, solicited, limit.filter(|limit| *limit < LONG))
     }
 
-    fn wait_cq_or(&self, cq: CqId, other: BorrowedFd<'_>, limit: Duration) -> Result<bool, Error> {
+    fn wait_cq_or(
+        &self,
+        cq: CqId,
+        other: BorrowedFd<'_>,
+        limit: Duration,
+    ) -> Result<Option<bool>, Error> {
         self.0.wait_cq_or(cq, other, limit)
     }
 

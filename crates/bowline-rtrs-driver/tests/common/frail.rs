@@ -98,9 +98,14 @@ impl Device for Frail {
         if self.sleep(limit) { self.of.wait_cq(cq, solicited, Some(limit)) } else { Ok(false) }
     }
 
-    fn wait_cq_or(&self, cq: CqId, other: BorrowedFd<'_>, limit: Duration) -> Result<bool, Error> {
+    fn wait_cq_or(
+        &self,
+        cq: CqId,
+        other: BorrowedFd<'_>,
+        limit: Duration,
+    ) -> Result<Option<bool>, Error> {
         let limit = limit.min(LOOK);
-        if self.sleep(limit) { self.of.wait_cq_or(cq, other, limit) } else { Ok(false) }
+        if self.sleep(limit) { self.of.wait_cq_or(cq, other, limit) } else { Ok(Some(false)) }
     }
 
     fn create_qp(&self, init: &QpInit) -> Result<Qpn, Error> {
