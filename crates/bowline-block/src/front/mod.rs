@@ -5,5 +5,6 @@ pub mod fuse;
 pub mod nbd;
 mod range_alloc;
 mod sys;
+mod turns;
 pub mod ublk;
 pub mod vhost_user;

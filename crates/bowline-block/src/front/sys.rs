@@ -38,11 +38,13 @@ pub(super) unsafe fn send(fd: BorrowedFd<'_>, pieces: &[Piece]) -> io::Result<us
     usize::try_from(n).map_err(|_| io::Error::last_os_error())
 }
 
-/// Waits for bytes and puts them into memory until it is full; 0 bytes at the end of the stream.
-pub(super) fn receive(fd: BorrowedFd<'_>, into: &Mem) -> io::Result<usize> {
+/// Puts bytes that are there into memory, or waits for them until it is full; 0 bytes at the end of
+/// the stream.
+pub(super) fn receive(fd: BorrowedFd<'_>, into: &Mem, waits: bool) -> io::Result<usize> {
+    let flags = if waits { libc::MSG_WAITALL } else { libc::MSG_DONTWAIT };
     let Piece { iov_base, iov_len } = piece_of_mem(into);
     // SAFETY: `piece_of_mem` checked that the stretch lies in a buffer, which `into` keeps mapped;
     // nothing has references to a buffer's bytes.
-    let n = unsafe { libc::recv(fd.as_raw_fd(), iov_base, iov_len, libc::MSG_WAITALL) };
+    let n = unsafe { libc::recv(fd.as_raw_fd(), iov_base, iov_len, flags) };
     usize::try_from(n).map_err(|_| io::Error::last_os_error())
 }

@@ -18,6 +18,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::device::{BlockDevice, DeviceMem, DiskDone, DiskIo};
 use crate::front::range_alloc::RangeAllocator;
+use crate::front::turns::Turns;
 
 /// Memory for the data of requests in flight, in bytes.
 const MEMORY: usize = 16 << 20;
@@ -44,6 +45,8 @@ pub(super) struct Bytes {
     state: Mutex<State>,
     /// Wakes threads that wait for memory.
     freed: Condvar,
+    /// Those of the one thread that serves the kernel, who has them locked while it takes one.
+    turns: Mutex<Turns>,
 }
 
 struct State {
@@ -111,6 +114,7 @@ impl Bytes {
                 draining: false,
             }),
             freed: Condvar::new(),
+            turns: Mutex::default(),
         }))
     }
 
@@ -216,7 +220,7 @@ impl Bytes {
             }
             // Memory comes back when others take the answers.
             drop(state);
-            self.disk.leave();
+            self.leave();
             state = self.lock();
             if let Some(at) = state.ranges.allocate(len) {
                 return (at, len);
@@ -228,22 +232,24 @@ impl Bytes {
     /// Answers requests in this thread until `other` can be read, or none are left, unless other
     /// threads answer them: one that is waited for is then answered without a hand-over.
     pub(super) fn serve_until(&self, other: BorrowedFd<'_>) {
-        let mut has_turn = false;
-        while self.are_pending() {
+        let are_pending = || self.are_pending();
+        while are_pending() {
             // It looks here first, since all that is there is submitted together.
             let mut fds = [PollFd::from_borrowed_fd(other, PollFlags::IN)];
             if poll(&mut fds, Some(&Timespec::default())).is_ok_and(|count| count > 0) {
                 return;
             }
-            match self.disk.take_turn(other, &|| self.are_pending()) {
-                Some(0) => return,
-                Some(_) => has_turn = true,
-                None => return,
+            let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
+            if turns.take(&*self.disk, other, &are_pending).is_none() {
+                return;
             }
         }
-        if has_turn {
-            self.disk.leave();
-        }
+        self.leave();
+    }
+
+    fn leave(&self) {
+        let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
+        turns.leave(&*self.disk);
     }
 
     fn are_pending(&self) -> bool {

@@ -245,6 +245,12 @@ impl DiskFs {
     /// Submits a request, then answers those that end before the kernel has another one.
     fn submit(&self, ask: FileRequest<'_>, reply: Reply) {
         self.bytes.submit(ask, reply);
+        self.serve();
+    }
+
+    /// Answers requests in flight until the kernel has another one: every call of the kernel's ends
+    /// so, since nobody else may be doing it.
+    fn serve(&self) {
         if let Some(kernel) = self.kernel.get() {
             self.bytes.serve_until(kernel.as_fd());
         }
@@ -267,6 +273,7 @@ impl Filesystem for DiskFs {
             }
             _ => reply.error(Errno::ENOENT),
         }
+        self.serve();
     }
 
     fn getattr(&self, _req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
@@ -274,6 +281,7 @@ impl Filesystem for DiskFs {
             Some(attr) => reply.attr(&TTL, &attr),
             None => reply.error(Errno::ENOENT),
         }
+        self.serve();
     }
 
     fn setattr(
@@ -308,6 +316,7 @@ impl Filesystem for DiskFs {
             }
             Some(attr) => reply.attr(&TTL, &attr),
         }
+        self.serve();
     }
 
     fn mknod(&self, _: &Request, _: INodeNo, _: &OsStr, _: u32, _: u32, _: u32, reply: ReplyEntry) {
@@ -355,6 +364,7 @@ impl Filesystem for DiskFs {
             | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES
             | FopenFlags::FOPEN_NOFLUSH;
         reply.opened(FileHandle(0), flags);
+        self.serve();
     }
 
     fn release(
@@ -371,6 +381,7 @@ impl Filesystem for DiskFs {
         users.open = users.open.saturating_sub(1);
         drop(users);
         reply.ok();
+        self.serve();
     }
 
     fn read(
@@ -481,9 +492,11 @@ impl Filesystem for DiskFs {
             }
         }
         reply.ok();
+        self.serve();
     }
 
     fn statfs(&self, _req: &Request, _ino: INodeNo, reply: ReplyStatfs) {
         reply.statfs(self.bytes.limits().bytes / 4096, 0, 0, 1, 0, 4096, 255, 4096);
+        self.serve();
     }
 }

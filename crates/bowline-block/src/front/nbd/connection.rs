@@ -1,7 +1,6 @@
 //! The connection of one NBD client.
 
 use std::io::{self, Read, Write};
-use std::mem;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -19,6 +18,7 @@ use super::requests::{Place, Request, Requests};
 use super::{NbdOptions, wire};
 use crate::device::{BlockDevice, DiskDone, DiskIo};
 use crate::front::sys;
+use crate::front::turns::Turns;
 
 /// Timeout of each message of the handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -130,7 +130,7 @@ impl Connection {
 
     /// Reads requests; never returns `Ok`.
     fn read(&self) -> Result<(), Ended> {
-        let mut input = Input::new(self.socket());
+        let mut input = Input::new(self.socket(), &*self.disk);
         let mut batch = Vec::new();
         loop {
             if input.buffered().len() < wire::REQUEST_LEN {
@@ -156,22 +156,13 @@ impl Connection {
     /// too, if no other thread of the disk does: one that the client waits for is then answered
     /// without a hand-over.
     fn await_request(&self, input: &mut Input<'_>) -> Result<(), Ended> {
-        let mut has_turn = false;
+        let are_pending = || self.requests.are_pending();
         while input.buffered().len() < wire::REQUEST_LEN {
-            if self.requests.are_pending() {
-                match self.disk.take_turn(self.socket().as_fd(), &|| self.requests.are_pending()) {
-                    // Nothing ended: a request has come, or it is time to look for one.
-                    Some(_) => {
-                        has_turn = true;
-                        input.fill_some(false)?;
-                        continue;
-                    }
-                    None => has_turn = false,
-                }
-            } else if mem::take(&mut has_turn) {
-                self.disk.leave();
-            }
-            input.fill_some(true)?;
+            let socket = self.socket().as_fd();
+            // Something has ended, a request has come, or it is time to look for one.
+            let has_turn =
+                are_pending() && input.turns.take(&*self.disk, socket, &are_pending).is_some();
+            input.fill_some(!has_turn)?;
         }
         Ok(())
     }
@@ -206,9 +197,12 @@ impl Connection {
             Ok(IoOp::Read | IoOp::Write) => request.len,
             _ => 0,
         };
+        if self.requests.is_separate(data) {
+            input.turns.leave(&*self.disk);
+        }
         let place = self.requests.allocate(&*self.disk, data, || {
             self.disk.submit(batch);
-            self.disk.leave();
+            input.turns.leave(&*self.disk);
         });
         let (op, place) = match (op, place.ok_or(Ended::Broken)?) {
             (Ok(op), Ok(place)) => (op, place),
@@ -218,6 +212,8 @@ impl Connection {
                     self.disk.submit(batch);
                     input.skip(request.len as usize)?;
                 }
+                // Many of them may follow.
+                input.turns.leave(&*self.disk);
                 self.refuse(request.cookie, errno);
                 return Ok(());
             }
@@ -371,11 +367,14 @@ struct Input<'a> {
     end: usize,
     /// Most bytes to buffer.
     limit: usize,
+    disk: &'a dyn BlockDevice,
+    turns: Turns,
 }
 
 impl<'a> Input<'a> {
-    fn new(socket: &'a UnixStream) -> Self {
-        Self { socket, bytes: vec![0; READ_AHEAD].into(), start: 0, end: 0, limit: READ_AHEAD }
+    fn new(socket: &'a UnixStream, disk: &'a dyn BlockDevice) -> Self {
+        let (bytes, turns) = (vec![0; READ_AHEAD].into(), Turns::default());
+        Self { socket, bytes, start: 0, end: 0, limit: READ_AHEAD, disk, turns }
     }
 
     /// Returns the bytes that are buffered.
@@ -394,6 +393,9 @@ impl<'a> Input<'a> {
         (self.start, self.end) = (0, self.end - self.start);
         // What is buffered already is less than a request, or skipped.
         let limit = self.limit.max(self.end + 1).min(self.bytes.len());
+        if waits {
+            self.turns.leave(self.disk);
+        }
         let flags = if waits { RecvFlags::empty() } else { RecvFlags::DONTWAIT };
         match rustix::net::recv(self.socket, &mut self.bytes[self.end..limit], flags) {
             Ok((_, 0)) => return Err(io::ErrorKind::UnexpectedEof.into()),
@@ -411,7 +413,14 @@ impl<'a> Input<'a> {
         self.consume(first);
         let mut rest = Mem { offset: mem.offset + first, len: mem.len - first, ..mem.clone() };
         while rest.len > 0 {
-            match sys::receive(self.socket.as_fd(), &rest) {
+            let received = match sys::receive(self.socket.as_fd(), &rest, false) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.turns.leave(self.disk);
+                    sys::receive(self.socket.as_fd(), &rest, true)
+                }
+                received => received,
+            };
+            match received {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(n) => (rest.offset, rest.len) = (rest.offset + n, rest.len - n),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

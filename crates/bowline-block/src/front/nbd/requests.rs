@@ -79,6 +79,11 @@ impl Requests {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Tells whether the data of a request gets separate memory, which takes its time.
+    pub(super) fn is_separate(&self, len: u32) -> bool {
+        len as usize > self.shared_memory.mem.len / 8
+    }
+
     fn wait<'a>(&self, mut table: MutexGuard<'a, Table>) -> MutexGuard<'a, Table> {
         table.waiting += 1;
         let mut table = self.changed.wait(table).unwrap_or_else(PoisonError::into_inner);
@@ -95,8 +100,8 @@ impl Requests {
         len: u32,
         before: impl FnOnce(),
     ) -> Option<Result<Place, Errno>> {
+        let separate = self.is_separate(len);
         let len = len as usize;
-        let separate = len > self.shared_memory.mem.len / 8;
         let mut before = Some(before);
         let mut table = self.lock();
         loop {

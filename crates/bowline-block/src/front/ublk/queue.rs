@@ -165,7 +165,11 @@ impl Queue {
                     Err(_) => self.listen(),
                 }
             }
-            self.disk.submit(&mut self.batch);
+            if !self.batch.is_empty() {
+                self.disk.submit(&mut self.batch);
+                // This thread takes no turns.
+                self.disk.leave();
+            }
             self.give_answers();
         }
         self.cancel_wake_read();
