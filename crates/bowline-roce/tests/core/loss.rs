@@ -7,7 +7,7 @@ use bowline_roce::{Config, Congestion, Counters, GiveUp, Limits};
 use bowline_verbs::{
     Access, Mtu, Piece, QpCap, QpInit, QpState, QpType, Qpn, SendFlags, SendOp, Status,
 };
-use bowline_wire::roce::{NakCode, Opcode, Syndrome};
+use bowline_wire::roce::{ICRC_LEN, NakCode, Opcode, Syndrome};
 
 /// The exchange whose packets are lost one at a time: every kind of message, several packets each,
 /// in both directions.
@@ -190,30 +190,58 @@ fn refused_and_overtaken(pair: &mut Pair, len: usize) -> Duration {
 // tests [CC-13]
 #[test]
 fn a_guess_gives_way_to_what_others_measure() {
-    let setup = Setup { mtu: Mtu::M256, ..Setup::default() };
     let mut pair = after_a_cut(Congestion::Fixed(240), Duration::from_millis(430));
-    let first = [pair.nodes[0].qp, pair.nodes[1].qp];
+    let first = use_second_queue_pair(&mut pair, &Setup { mtu: Mtu::M256, ..Setup::default() });
+    send(&mut pair, 256);
+    (pair.nodes[0].qp, pair.nodes[1].qp) = first;
+    pair.lose(&[pair.packets()]);
+    let took = send(&mut pair, 256);
+    assert!(took < Duration::from_millis(20), "{took:?}");
+}
+
+/// What another queue pair measures while a link holds its packet back does not last: the first
+/// one knows better when it has an answer.
+// tests [CC-2], [CC-13]
+#[test]
+fn what_others_measure_while_a_link_stands_still_gives_way_to_an_own_answer() {
+    let mut pair = after_a_cut(Congestion::Fixed(240), Duration::from_millis(430));
+    // Its timer does not run, so its packet is sent once.
+    let setup = Setup { mtu: Mtu::M256, timeout: 0, ..Setup::default() };
+    let first = use_second_queue_pair(&mut pair, &setup);
+    let (from, room) = ([pair.nodes[0].sge(0, 256)], [pair.nodes[1].sge(0, 256)]);
+    pair.post_recv(1, 2, &room);
+    pair.post(0, 2, SendOp::Send, &from);
+    let held = pair.packets();
+    pair.lose(&[held]);
+    assert!(!pair.run(Duration::from_millis(400), |pair| pair.nodes[0].sent.len() > 1));
+    let mut held = pair.log[held].bytes.clone();
+    held.truncate(held.len() - ICRC_LEN);
+    pair.inject(1, &mut held);
+    pair.finish(0, 2);
+    (pair.nodes[0].qp, pair.nodes[1].qp) = first;
+    send(&mut pair, 256);
+    pair.lose(&[pair.packets()]);
+    let took = send(&mut pair, 256);
+    assert!(took < Duration::from_millis(20), "{took:?}");
+}
+
+/// Makes a second queue pair between the sides, which is used from now on; returns the first one.
+fn use_second_queue_pair(pair: &mut Pair, setup: &Setup) -> (Qpn, Qpn) {
+    let first = (pair.nodes[0].qp, pair.nodes[1].qp);
     let second = [0, 1].map(|side| {
         let node = &mut pair.nodes[side];
         let cap = QpCap { max_send_wr: 16, max_recv_wr: 16, ..QpCap::default() };
         let (pd, send_cq, recv_cq) = (node.pd, node.send_cq, node.recv_cq);
         let init = QpInit { pd, send_cq, recv_cq, qp_type: QpType::Rc, cap, sq_sig_all: false };
-        node.dev.create_qp(&init).unwrap()
+        node.qp = node.dev.create_qp(&init).unwrap();
+        node.qp
     });
     for side in 0..2 {
-        for attr in common::rts_steps(&setup, side, second[1 - side]) {
+        for attr in common::rts_steps(setup, side, second[1 - side]) {
             pair.nodes[side].dev.modify_qp(pair.now, second[side], &attr).unwrap();
         }
     }
-    let use_qps = |pair: &mut Pair, qps: [Qpn; 2]| {
-        (pair.nodes[0].qp, pair.nodes[1].qp) = (qps[0], qps[1]);
-    };
-    use_qps(&mut pair, second);
-    send(&mut pair, 256);
-    use_qps(&mut pair, first);
-    pair.lose(&[pair.packets()]);
-    let took = send(&mut pair, 256);
-    assert!(took < Duration::from_millis(20), "{took:?}");
+    first
 }
 
 /// Losses at random, with much in flight; everything arrives once and in order.

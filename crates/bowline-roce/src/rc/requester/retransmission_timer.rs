@@ -101,8 +101,8 @@ pub(super) struct RetransmissionTimer {
     probes: u32,
     /// Since when the peer makes no progress.
     waiting_since: Instant,
-    /// Round trip of this queue pair. While it is a guess it may be the time of a link that was
-    /// cut.
+    /// Round trip of this queue pair. While it is a guess it may be the time of a link that was cut
+    /// or held packets back.
     round_trip: RoundTrip,
     /// The path has lost packets lately.
     lossy: bool,
@@ -153,15 +153,16 @@ impl RetransmissionTimer {
         self.lossy = lossy;
     }
 
-    /// Takes the round trip of the path, if it was measured, in the place of a guess.
+    /// Takes the round trip of the path, if it was measured, in the place of a longer guess. It is
+    /// a guess as well until this queue pair has measured its own: a link may have held back the
+    /// packets that tell it [CC-2].
     pub(super) fn replace_guess(&mut self, now: Instant, measured: Option<Duration>) {
-        if let Some(measured) = measured
-            && (self.round_trip.is_guess() || self.guesses)
-        {
-            self.round_trip = RoundTrip::new(DeviationWeight::Timer);
-            self.round_trip.sample(now, measured);
-            self.guesses = false;
+        let Some(measured) = measured else { return };
+        if std::mem::take(&mut self.guesses) {
             self.sample = None;
+            self.round_trip.guess(now, measured);
+        } else {
+            self.round_trip.bound_guess(now, measured);
         }
     }
 
@@ -530,6 +531,28 @@ mod tests {
         let mut timer = measured();
         timer.bound_guess(at(1010), MS, 0);
         assert_eq!(timer.round_trip().smoothed(), Some(10 * MS));
+    }
+
+    // tests [CC-2], [CC-13]
+    #[test]
+    fn the_round_trip_of_the_path_is_a_guess_until_the_queue_pair_has_measured_its_own() {
+        let mut timer = guessing();
+        timer.replace_guess(at(1000), Some(300 * MS));
+        assert_eq!(timer.round_trip().smoothed(), Some(300 * MS));
+        // Answers bound it, and a longer one of the path does not replace that.
+        timer.bound_guess(at(1010), 10 * MS, 0);
+        timer.replace_guess(at(1020), Some(290 * MS));
+        assert_eq!(timer.round_trip().smoothed(), Some(10 * MS));
+        timer.replace_guess(at(1030), Some(9 * MS));
+        assert_eq!(timer.round_trip().smoothed(), Some(9 * MS));
+        // The first measured one replaces it, shorter or longer.
+        timer.begin(at(2000), Psn::new(1));
+        timer.measure(Psn::new(1), at(2000));
+        timer.replace_guess(at(2011), Some(9 * MS));
+        timer.progress(at(2011), Psn::new(2), 0, Answered::SentOnce);
+        assert_eq!(timer.round_trip().smoothed(), Some(11 * MS));
+        timer.replace_guess(at(2020), Some(5 * MS));
+        assert_eq!(timer.round_trip().smoothed(), Some(11 * MS));
     }
 
     // tests [CC-13]
