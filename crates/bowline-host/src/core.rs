@@ -491,6 +491,10 @@ impl<O: Outside> Core<O> {
         let Some(channel) = self.channels.get_mut(&number) else { return false };
         let Some(waiting) = channel.waiting else { return true };
         let (input, start) = channel.take_input();
+        if input.is_empty() {
+            // Its request is being tried again at this moment, and finds out by itself.
+            return true;
+        }
         let Ok(Some((frame, len))) = Frame::parse(&input[start..]) else { return false };
         let op = frame.head.op;
         channel.put_input(input, len);

@@ -194,7 +194,11 @@ impl<O: Outside> Core<O> {
     pub(crate) fn release_taken(&mut self) {
         let taken = self.sockets.iter().filter(|(_, (socket, _))| socket.rings.has_taken());
         for handle in taken.map(|(handle, _)| *handle).collect::<Vec<_>>() {
-            self.turn(handle);
+            // No whole turn, which may close the socket and end waits: a request is being handled.
+            if let Some((socket, _)) = self.sockets.get_mut(&handle) {
+                // One that is broken is closed in its turn.
+                let _ = socket.rings.release(&self.rds, socket.id);
+            }
             self.activate(handle);
         }
     }
