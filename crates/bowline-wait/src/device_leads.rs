@@ -132,9 +132,7 @@ impl<B> DeviceLead<B> {
             Err(TryLockError::WouldBlock) => None,
         }
     }
-}
 
-impl<B> DeviceLead<B> {
     /// Gets the lead from the background thread, if that has it, once that has taken completions.
     fn take_from_helper<D: Devices<Buffers = B>>(
         &self,
