@@ -119,6 +119,14 @@ impl Acceptor {
         Ok(Self { shared, thread: Some(thread) })
     }
 
+    /// Adds a client that another process has accepted; it counts as one of this process.
+    pub fn adopt(&self, socket: UnixStream) -> ClientConnection {
+        let connection = self.shared.admit(socket);
+        // The thread notices from now on that it hangs up.
+        self.shared.wake();
+        connection
+    }
+
     /// Stops accepting, and waits for the thread to end. Clients that wait to be accepted are
     /// disconnected.
     pub fn close(&mut self) {
@@ -302,6 +310,12 @@ impl ClientConnection {
         if let Some(entry) = self.shared.lock().all.get_mut(&self.id) {
             entry.idle_since = is_idle.then(Instant::now);
         }
+    }
+
+    /// Leaves the client to another process: the acceptor does not end its connection any more.
+    pub fn forget(&self) {
+        self.shared.lock().all.remove(&self.id);
+        self.shared.wake();
     }
 
     /// Ends the connection. From now on the client counts as lingering.

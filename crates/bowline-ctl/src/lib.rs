@@ -62,7 +62,9 @@ pub use owned_file::OwnedFile;
 pub use passed::{Passed, passed};
 pub use path::{PathSpec, address_text};
 pub use place::Place;
-pub use socket::{Answer, Client, Op, Server, create_folder_of, folder, folders};
+pub use socket::{
+    Answer, Client, Op, Server, Successor, ask_to_replace, create_folder_of, folder, folders,
+};
 pub use sys::Sys;
 pub use tree::{AttrDef, Caller, Dir, Entry, Found, Kind, Node, Tree};
 pub use value::Value;

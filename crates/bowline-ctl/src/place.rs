@@ -45,7 +45,7 @@ impl Place {
     /// # Errors
     /// No descriptors or threads left.
     pub fn serve(&self, tree: Tree) -> io::Result<Server> {
-        Server::at(self.listener.try_clone()?, self.path.clone(), tree)
+        Server::at(self.listener.try_clone()?, self.path.clone(), tree, None)
     }
 
     /// Returns the socket once more, for a process that goes on with it; `None` if its path leads

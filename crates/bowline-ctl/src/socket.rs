@@ -10,6 +10,10 @@
 //! server: {"version":1,"ok":false,"errno":22,"error":"version 2 was asked for and ..."}
 //! ```
 //!
+//! A process that serves something beside the tree may be asked by another one for its place, with
+//! the operation `replace` and what the other one wants as the value; after the answer, both use
+//! the connection for what they have to say ([`Successor`]).
+//!
 //! One request, one answer, any number of times per connection. Operations: `read` (the value, as
 //! [`Value::to_json`](crate::Value::to_json)), `text` (the exact text of the file), `write` (the
 //! result of the command, or `null`), `list` (an array of objects with `name` and `mode`, `link` or
@@ -25,7 +29,7 @@ use std::{
         net::{UnixListener, UnixStream},
     },
     path::{Path, PathBuf},
-    sync::{Arc, Condvar, Mutex, PoisonError, Weak},
+    sync::{Arc, Condvar, Mutex, PoisonError, Weak, mpsc::Sender},
     thread,
     time::Duration,
 };
@@ -68,6 +72,52 @@ pub fn folders() -> Vec<PathBuf> {
     let mut all = vec![folder(), Path::new(SYSTEM_RUN_DIR).join("bowline").join(FOLDER)];
     all.dedup();
     all
+}
+
+/// A process that asks to continue in the place of this one.
+#[derive(Debug)]
+pub struct Successor {
+    /// Its connection. It waits for an [`answer`](Self::answer).
+    pub stream: UnixStream,
+    /// What it wants.
+    pub wants: String,
+}
+
+impl Successor {
+    /// Answers: with `Ok`, this process is about to leave its place to the other one, and both use
+    /// the connection for that; otherwise why it does not.
+    ///
+    /// # Errors
+    /// Those of the connection.
+    pub fn answer(&self, answer: Result<(), (Errno, &str)>) -> io::Result<()> {
+        let answer = match answer {
+            Ok(()) => Json::Object(vec![("ok".to_owned(), Json::Null)]),
+            Err((errno, text)) => failed(errno, text),
+        };
+        (&self.stream).write_all(format!("{answer}\n").as_bytes())
+    }
+}
+
+/// Asks the process behind a control socket to leave its place to this one. Returns the connection,
+/// for what both have to say, or why that process does not.
+///
+/// # Errors
+/// Those of connecting; `TimedOut` after `limit`; `InvalidData` for an invalid answer: the
+/// other process cannot be replaced.
+pub fn ask_to_replace(
+    path: &Path,
+    wants: &str,
+    limit: Duration,
+) -> io::Result<Result<UnixStream, (Errno, String)>> {
+    let mut client = Client::connect_within(path, limit)?;
+    client.send("replace", "/", Some(wants))?;
+    let answer = client.receive()?;
+    let text = answer.member("error").and_then(Json::as_str).unwrap_or_default().to_owned();
+    match result(answer)? {
+        // The other one says nothing more before it is asked to, so nothing is lost in the reader.
+        Ok(_) => Ok(Ok(client.reader.into_inner())),
+        Err(errno) => Ok(Err((errno, text))),
+    }
 }
 
 /// A served control socket. Dropping it ends the service and removes the file, unless another
@@ -123,21 +173,50 @@ impl Server {
     ///
     /// `AddrInUse` when another process listens there, and the errors of creating the file.
     pub fn start(path: &Path, tree: Tree) -> io::Result<Self> {
+        Self::start_with(path, tree, None)
+    }
+
+    /// As [`start`](Self::start); processes that ask to continue in the place of this one are sent to
+    /// `successors`.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`start`](Self::start).
+    pub fn start_replaceable(
+        path: &Path,
+        tree: Tree,
+        successors: Sender<Successor>,
+    ) -> io::Result<Self> {
+        Self::start_with(path, tree, Some(successors))
+    }
+
+    fn start_with(
+        path: &Path,
+        tree: Tree,
+        successors: Option<Sender<Successor>>,
+    ) -> io::Result<Self> {
         let (listener, file) = listen(path)?;
-        let mut server = Self::at(listener, path.to_owned(), tree)?;
+        let mut server = Self::at(listener, path.to_owned(), tree, successors)?;
         server.file = Some(file);
         Ok(server)
     }
 
     /// Answers requests at a socket that listens at a path, in its own threads.
-    pub(crate) fn at(listener: UnixListener, path: PathBuf, tree: Tree) -> io::Result<Self> {
+    pub(crate) fn at(
+        listener: UnixListener,
+        path: PathBuf,
+        tree: Tree,
+        successors: Option<Sender<Successor>>,
+    ) -> io::Result<Self> {
         let in_progress = Arc::<RequestsInProgress>::default();
         let counts = Arc::clone(&in_progress);
         let acceptor = Acceptor::open("bowline-ctl", listener, LIMITS, move |connection| {
             let (tree, in_progress) = (tree.clone(), Arc::clone(&counts));
+            let successors = successors.clone();
             let client = thread::Builder::new().name("bowline-ctl-client".into());
             // Errors of one client end its connection only, and so does the lack of a thread.
-            _ = client.spawn(move || serve_client(&connection, &tree, &in_progress));
+            _ = client
+                .spawn(move || serve_client(&connection, &tree, &in_progress, successors.as_ref()));
         })?;
         Ok(Self { path, file: None, acceptor, in_progress })
     }
@@ -213,6 +292,7 @@ fn serve_client(
     connection: &ClientConnection,
     tree: &Tree,
     in_progress: &RequestsInProgress,
+    successors: Option<&Sender<Successor>>,
 ) -> io::Result<()> {
     let caller = Arc::<Caller>::default();
     let handler: Weak<Caller> = Arc::downgrade(&caller);
@@ -232,6 +312,14 @@ fn serve_client(
         let _counted = in_progress.begin();
         let complete = line.ends_with(b"\n");
         let answer = match std::str::from_utf8(&line) {
+            Ok(line) if complete && let Some((to, wants)) = wish(line, successors) => {
+                // From here on the connection is not ended with the service.
+                connection.forget();
+                let stream = stream.try_clone()?;
+                // The receiver is gone at the end of the process.
+                let _ = to.send(Successor { stream, wants });
+                return Ok(());
+            }
             Ok(line) if complete => answer(line, tree, &caller),
             Ok(_) => refusal("a request must be one line of at most 65536 bytes"),
             Err(_) => refusal("a request must be UTF-8"),
@@ -243,6 +331,19 @@ fn serve_client(
             return Ok(());
         }
     }
+}
+
+/// Returns what a process wants that asks to continue in the place of this one, and whom to tell.
+fn wish<'a>(
+    line: &str,
+    successors: Option<&'a Sender<Successor>>,
+) -> Option<(&'a Sender<Successor>, String)> {
+    let to = successors?;
+    let request = Json::parse(line).ok()?;
+    let is_ours = request.member("version").and_then(Json::as_i64) == Some(VERSION)
+        && request.member("op").and_then(Json::as_str) == Some("replace");
+    let wants = request.member("value").and_then(Json::as_str).filter(|_| is_ours)?;
+    Some((to, wants.to_owned()))
 }
 
 /// Returns the answer to a line that is no request of this version, which clients see by the member
@@ -295,11 +396,15 @@ fn answer(line: &str, tree: &Tree, caller: &Caller) -> Json {
     };
     match result {
         Ok(value) => Json::Object(vec![("ok".to_owned(), value)]),
-        Err(errno) => Json::Object(vec![
-            ("errno".to_owned(), Json::Int(errno.0.into())),
-            ("error".to_owned(), Json::Text(errno.strerror())),
-        ]),
+        Err(errno) => failed(errno, &errno.strerror()),
     }
+}
+
+fn failed(errno: Errno, text: &str) -> Json {
+    Json::Object(vec![
+        ("errno".to_owned(), Json::Int(errno.0.into())),
+        ("error".to_owned(), Json::Text(text.to_owned())),
+    ])
 }
 
 fn entry_json(entry: Entry) -> Json {
@@ -395,24 +500,30 @@ impl Client {
             Op::Dump => "dump",
             Op::Write(_) => "write",
         };
+        let value = if let Op::Write(value) = op { Some(value) } else { None };
+        self.send(name, path, value)?;
+        result(self.receive()?)
+    }
+
+    fn send(&mut self, op: &str, path: &str, value: Option<&str>) -> io::Result<()> {
         let mut members = vec![
             ("version".to_owned(), Json::Int(VERSION)),
-            ("op".to_owned(), Json::Text(name.to_owned())),
+            ("op".to_owned(), Json::Text(op.to_owned())),
             ("path".to_owned(), Json::Text(path.to_owned())),
         ];
-        if let Op::Write(value) = op {
-            members.push(("value".to_owned(), Json::Text(value.to_owned())));
-        }
+        members.extend(value.map(|value| ("value".to_owned(), Json::Text(value.to_owned()))));
         let line = format!("{}\n", Json::Object(members));
-        self.reader.get_mut().write_all(line.as_bytes()).map_err(name_timeout)?;
+        self.reader.get_mut().write_all(line.as_bytes()).map_err(name_timeout)
+    }
+
+    fn receive(&mut self) -> io::Result<Json> {
         let mut line = String::new();
         let length = (&mut self.reader).take(self.answer_bytes_max).read_line(&mut line);
         if length.map_err(name_timeout)? == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        let answer = Json::parse(line.trim_end())
-            .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
-        result(answer)
+        Json::parse(line.trim_end())
+            .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
     }
 }
 
@@ -463,6 +574,40 @@ mod tests {
         assert!(ask(Op::Dump, "/").unwrap().to_string().contains(r#""link":"../devices/toy0""#));
         drop(server);
         assert!(!path.exists());
+        fs::remove_dir(path.parent().unwrap()).unwrap();
+    }
+
+    #[test]
+    fn a_successor_keeps_its_connection_when_the_service_ends() {
+        let path = place("next");
+        let limit = Duration::from_secs(10);
+        let server = Server::start(&path, toy_tree()).unwrap();
+        // As one of an older version answers.
+        let error = ask_to_replace(&path, "all", limit).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+        drop(server);
+        let (successors, asking) = std::sync::mpsc::channel();
+        let server = Server::start_replaceable(&path, toy_tree(), successors).unwrap();
+        let ask = |wants: &'static str| {
+            let path = path.clone();
+            thread::spawn(move || ask_to_replace(&path, wants, limit).unwrap())
+        };
+        let refused = ask("nothing");
+        let wants = asking.recv().unwrap();
+        assert_eq!(wants.wants, "nothing");
+        wants.answer(Err((Errno::EBUSY, "not now"))).unwrap();
+        let refused = refused.join().unwrap().map(drop);
+        assert_eq!(refused, Err((Errno::EBUSY, "not now".to_owned())));
+
+        let next = ask("all");
+        let former = asking.recv().unwrap();
+        former.answer(Ok(())).unwrap();
+        let mut next = next.join().unwrap().unwrap();
+        drop(server);
+        (&former.stream).write_all(b"everything").unwrap();
+        let mut all = [0; 10];
+        next.read_exact(&mut all).unwrap();
+        assert_eq!(&all, b"everything");
         fs::remove_dir(path.parent().unwrap()).unwrap();
     }
 
@@ -536,7 +681,7 @@ mod tests {
     }
 
     /// A tree with a command `/go` that waits until the test releases it.
-    fn slow() -> (std::sync::mpsc::Sender<()>, Tree) {
+    fn slow() -> (Sender<()>, Tree) {
         let (go, slow) = std::sync::mpsc::channel();
         (go, Tree::new(Arc::new(Slow(Mutex::new(slow)))))
     }
@@ -667,7 +812,7 @@ mod tests {
     }
 
     /// A command that finds out who has left: it ends when its caller has.
-    struct Patient(Mutex<std::sync::mpsc::Sender<()>>);
+    struct Patient(Mutex<Sender<()>>);
 
     impl crate::Node for Patient {
         fn attrs(&self) -> &'static [crate::AttrDef] {
