@@ -247,7 +247,14 @@ impl Bytes {
         self.leave();
     }
 
-    fn leave(&self) {
+    /// Tells whether every request was answered, by whom ever.
+    pub(super) fn is_idle(&self) -> bool {
+        let state = self.lock();
+        state.slots.len() == state.free.len() && state.answers.is_empty() && !state.draining
+    }
+
+    /// The calling thread answers nothing for a while.
+    pub(super) fn leave(&self) {
         let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
         turns.leave(&*self.disk);
     }

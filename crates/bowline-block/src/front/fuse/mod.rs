@@ -8,13 +8,15 @@
 //! on.
 
 mod bytes;
+mod hand_over;
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
@@ -28,6 +30,8 @@ use fuser::{
 
 use crate::device::{BlockDevice, DiskEvent};
 use bytes::{Bytes, FileRequest, MAX_IO, Reply};
+use hand_over::Gate;
+pub use hand_over::Handed;
 
 const FILE: INodeNo = INodeNo(2);
 /// How long the kernel may cache attributes: not at all, since a disk's size can change.
@@ -54,7 +58,21 @@ pub struct Mount {
     dir: PathBuf,
     device: u64,
     users: Arc<Mutex<Users>>,
+    parts: Arc<Parts>,
     session: Option<BackgroundSession>,
+    /// The number of the session's descriptor.
+    number: RawFd,
+    /// Another process has mounted it.
+    is_resumed: bool,
+}
+
+/// What a mount and its file system share.
+#[derive(Debug)]
+struct Parts {
+    bytes: Arc<Bytes>,
+    /// Where the kernel's requests come from; set before the first one does.
+    kernel: OnceLock<OwnedFd>,
+    gate: Gate,
 }
 
 /// Use of the file.
@@ -85,14 +103,49 @@ pub fn mount(
         return Err(io::ErrorKind::InvalidInput.into());
     }
     let users = Arc::<Mutex<Users>>::default();
-    let disk_events = Arc::clone(&disk);
-    let kernel = Arc::<OnceLock<OwnedFd>>::default();
+    let (file_system, config) = prepare(&disk, &users, file_name, options)?;
+    let parts = Arc::clone(&file_system.parts);
+    let session = Session::new(file_system, dir, &config)?;
+    begin(session, &disk, dir, file_name, users, parts, false)
+}
+
+/// Continues with a mount that another process has [handed over](Mount::hand_over) or left behind at
+/// its end: programs have the file open all the time. The options must be the same.
+///
+/// A request that the other process had read and not answered is executed again, or for the
+/// first time; that needs Linux 6.9.
+///
+/// # Errors
+/// As [`mount`].
+pub fn resume(
+    disk: Arc<dyn BlockDevice>,
+    dir: &Path,
+    file_name: &str,
+    options: FuseOptions,
+    handed: Handed,
+) -> io::Result<Mount> {
+    let users = Arc::new(Mutex::new(Users { open: handed.opens, disabled: false }));
+    let (file_system, config) = prepare(&disk, &users, file_name, options)?;
+    let parts = Arc::clone(&file_system.parts);
+    let session = hand_over::session(file_system, handed.kernel.as_fd(), config)?;
+    // An older kernel sends nothing again; after a hand-over, there is nothing to send.
+    let _ = hand_over::ask_again(handed.kernel.as_fd());
+    begin(session, &disk, dir, file_name, users, parts, true)
+}
+
+fn prepare(
+    disk: &Arc<dyn BlockDevice>,
+    users: &Arc<Mutex<Users>>,
+    file_name: &str,
+    options: FuseOptions,
+) -> io::Result<(DiskFs, fuser::Config)> {
+    let bytes =
+        Bytes::new(Arc::clone(disk)).map_err(|errno| io::Error::from_raw_os_error(errno.0))?;
     let file_system = DiskFs {
-        kernel: Arc::clone(&kernel),
-        users: Arc::clone(&users),
+        parts: Arc::new(Parts { bytes, kernel: OnceLock::new(), gate: Gate::default() }),
+        users: Arc::clone(users),
         name: file_name.into(),
         read_only: options.read_only,
-        bytes: Bytes::new(disk).map_err(|errno| io::Error::from_raw_os_error(errno.0))?,
         owner: (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()),
         since: SystemTime::now(),
     };
@@ -108,17 +161,30 @@ pub fn mount(
     if options.allow_other {
         config.acl = SessionACL::All;
     }
-    let session = Session::new(file_system, dir, &config)?;
-    let _ = kernel.set(session.as_fd().try_clone_to_owned()?);
+    Ok((file_system, config))
+}
+
+fn begin(
+    session: Session<DiskFs>,
+    disk: &Arc<dyn BlockDevice>,
+    dir: &Path,
+    file_name: &str,
+    users: Arc<Mutex<Users>>,
+    parts: Arc<Parts>,
+    is_resumed: bool,
+) -> io::Result<Mount> {
+    let _ = parts.kernel.set(session.as_fd().try_clone_to_owned()?);
+    let number = session.as_fd().as_raw_fd();
     let session = session.spawn()?;
     let device = std::fs::metadata(dir)?.dev();
     let (file, mounted) = (dir.join(file_name), Arc::downgrade(&users));
-    disk_events.on_change(Box::new(move |event| {
+    disk.on_change(Box::new(move |event| {
         if matches!(event, DiskEvent::Resized(_)) && mounted.strong_count() > 0 {
             refresh_size(file.clone());
         }
     }));
-    Ok(Mount { dir: dir.to_owned(), device, users, session: Some(session) })
+    let session = Some(session);
+    Ok(Mount { dir: dir.to_owned(), device, users, parts, session, number, is_resumed })
 }
 
 /// Makes the kernel fetch the size of the file again, in a thread, since that waits for an answer.
@@ -153,6 +219,53 @@ impl Mount {
         lock(&self.users).disabled = false;
     }
 
+    /// Takes no more requests, until [`Mount::unpause`].
+    pub fn pause(&self) {
+        self.parts.gate.close();
+        // The thread of the session pauses after its next request.
+        refresh_size(self.dir.clone());
+    }
+
+    /// Tells whether a pause has begun: each request that was begun is answered.
+    pub fn is_paused(&self) -> bool {
+        self.parts.gate.is_parked() && self.parts.bytes.is_idle()
+    }
+
+    /// Takes requests again.
+    pub fn unpause(&self) {
+        self.parts.gate.open();
+    }
+
+    /// Returns where the kernel's requests come from: who keeps a copy can [resume] the mount after
+    /// a sudden end of this process.
+    ///
+    /// # Errors
+    /// No descriptors left.
+    pub fn kernel(&self) -> io::Result<OwnedFd> {
+        self.parts.kernel.get().ok_or(io::ErrorKind::NotConnected)?.try_clone()
+    }
+
+    /// Leaves a mount that [is paused](Self::is_paused), and returns what another process needs to
+    /// [go on](resume) with it: programs notice a pause.
+    ///
+    /// # Errors
+    /// No descriptors left: it is unmounted.
+    pub fn hand_over(mut self) -> io::Result<Handed> {
+        let kernel = self.kernel()?;
+        hand_over::end(self.number)?;
+        self.parts.gate.open();
+        if let Some(session) = self.session.take() {
+            let end = Instant::now() + PATIENCE;
+            while !session.guard.is_finished() && Instant::now() < end {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            // It would unmount.
+            std::mem::forget(session);
+        }
+        let opens = self.opens();
+        Ok(Handed { kernel, opens })
+    }
+
     /// Unmounts the directory, and waits a little for requests in flight.
     fn unmount(&self, session: BackgroundSession) {
         let guard: JoinHandle<io::Result<()>> = {
@@ -164,7 +277,12 @@ impl Mount {
         if still_there {
             // The file is open: detach the mount, which then serves its users only. Without the
             // privilege, fusermount has done the same already.
-            let _ = rustix::mount::unmount(&self.dir, rustix::mount::UnmountFlags::DETACH);
+            let detached = rustix::mount::unmount(&self.dir, rustix::mount::UnmountFlags::DETACH);
+            if detached.is_err() && self.is_resumed {
+                let mut helper = Command::new("fusermount3");
+                // Without it, or where it fails, the mount stays, and answers ENOTCONN.
+                let _ = helper.args(["-u", "-q", "-z", "--"]).arg(&self.dir).status();
+            }
         }
         let end = Instant::now() + PATIENCE;
         while !guard.is_finished() && Instant::now() < end {
@@ -175,6 +293,7 @@ impl Mount {
 
 impl Drop for Mount {
     fn drop(&mut self) {
+        self.parts.gate.open();
         if let Some(session) = self.session.take() {
             self.unmount(session);
         }
@@ -189,11 +308,9 @@ impl fmt::Debug for Mount {
 
 /// The file system: a directory and a file.
 struct DiskFs {
-    /// Where the kernel's requests come from; set before the first one does.
-    kernel: Arc<OnceLock<OwnedFd>>,
+    parts: Arc<Parts>,
     users: Arc<Mutex<Users>>,
     name: OsString,
-    bytes: Arc<Bytes>,
     read_only: bool,
     owner: (u32, u32),
     since: SystemTime,
@@ -201,7 +318,7 @@ struct DiskFs {
 
 impl DiskFs {
     fn is_read_only(&self) -> bool {
-        self.read_only || self.bytes.limits().read_only
+        self.read_only || self.parts.bytes.limits().read_only
     }
 
     fn attr(&self, ino: INodeNo) -> Option<FileAttr> {
@@ -209,7 +326,7 @@ impl DiskFs {
             INodeNo::ROOT => (FileType::Directory, 0o500, 0),
             FILE => {
                 let perm = if self.is_read_only() { 0o400 } else { 0o600 };
-                (FileType::RegularFile, perm, self.bytes.limits().bytes)
+                (FileType::RegularFile, perm, self.parts.bytes.limits().bytes)
             }
             _ => return None,
         };
@@ -244,15 +361,19 @@ impl DiskFs {
 
     /// Submits a request, then answers those that end before the kernel has another one.
     fn submit(&self, ask: FileRequest<'_>, reply: Reply) {
-        self.bytes.submit(ask, reply);
+        self.parts.bytes.submit(ask, reply);
         self.serve();
     }
 
     /// Answers requests in flight until the kernel has another one: every call of the kernel's ends
     /// so, since nobody else may be doing it.
     fn serve(&self) {
-        if let Some(kernel) = self.kernel.get() {
-            self.bytes.serve_until(kernel.as_fd());
+        if let Some(kernel) = self.parts.kernel.get() {
+            self.parts.bytes.serve_until(kernel.as_fd());
+        }
+        if self.parts.gate.is_closed() {
+            self.parts.bytes.leave();
+            self.parts.gate.park();
         }
     }
 }
@@ -424,7 +545,7 @@ impl Filesystem for DiskFs {
             let room = bytes.limits().bytes.saturating_sub(offset);
             u32::try_from(room).unwrap_or(u32::MAX).min(len)
         };
-        let (before, bytes) = (room(&self.bytes), Arc::clone(&self.bytes));
+        let (before, bytes) = (room(&self.parts.bytes), Arc::clone(&self.parts.bytes));
         let durable = flags.0 & libc::O_DSYNC != 0;
         self.submit(
             FileRequest::Write { offset, bytes: data, durable },
@@ -467,7 +588,7 @@ impl Filesystem for DiskFs {
             libc::FALLOC_FL_PUNCH_HOLE => self.empty(zero(false), reply),
             libc::FALLOC_FL_ZERO_RANGE => self.empty(zero(true), reply),
             // Space is allocated up to the end of the disk.
-            0 if end <= self.bytes.limits().bytes => reply.ok(),
+            0 if end <= self.parts.bytes.limits().bytes => reply.ok(),
             0 => reply.error(Errno::ENOSPC),
             _ => reply.error(Errno::EOPNOTSUPP),
         }
@@ -496,7 +617,7 @@ impl Filesystem for DiskFs {
     }
 
     fn statfs(&self, _req: &Request, _ino: INodeNo, reply: ReplyStatfs) {
-        reply.statfs(self.bytes.limits().bytes / 4096, 0, 0, 1, 0, 4096, 255, 4096);
+        reply.statfs(self.parts.bytes.limits().bytes / 4096, 0, 0, 1, 0, 4096, 255, 4096);
         self.serve();
     }
 }

@@ -12,6 +12,7 @@ use bowline_rnbd::{Errno, IoOp, Limits};
 use bowline_verbs::Mem;
 use rustix::net::RecvFlags;
 
+use super::hand_over::{self, Gate, HandedClient};
 use super::handshake::{self, Outcome};
 use super::output::{Output, Reply};
 use super::requests::{Place, Request, Requests};
@@ -36,6 +37,7 @@ pub(super) struct Connection {
     options: NbdOptions,
     requests: Requests,
     output: Output,
+    gate: Arc<Gate>,
     /// The client has hung up, so data read for it is unwanted. Relaxed, as `aborted`: neither
     /// guards other memory.
     hung_up: AtomicBool,
@@ -49,6 +51,8 @@ enum Ended {
     Disconnect,
     /// It is gone, or has sent an invalid request.
     Broken,
+    /// The server pauses: the rest of its requests is not taken, or not yet.
+    Paused,
 }
 
 impl From<io::Error> for Ended {
@@ -73,11 +77,16 @@ fn negotiate(
     socket.set_write_timeout(Some(HANDSHAKE_TIMEOUT))?;
     let outcome =
         handshake::run(&mut UnbufferedSocket(socket), disk.name(), || limits(disk, options))?;
-    socket.set_read_timeout(None)?;
+    Ok(outcome)
+}
+
+/// Prepares the socket of a client that sends requests.
+fn prepare(socket: &UnixStream) -> io::Result<()> {
+    socket.set_read_timeout(Some(hand_over::AWAKE))?;
     // Several large replies fit, so that a completing thread need not leave them to the writing
     // thread. The system gives less where its limit is lower.
     let _ = rustix::net::sockopt::set_socket_send_buffer_size(socket, 4 << 20);
-    Ok(outcome)
+    Ok(())
 }
 
 impl Connection {
@@ -86,10 +95,25 @@ impl Connection {
         client: ClientConnection,
         disk: Arc<dyn BlockDevice>,
         options: NbdOptions,
+        gate: Arc<Gate>,
     ) -> io::Result<()> {
         if negotiate(client.socket(), &*disk, &options)? == Outcome::Abort {
             return Ok(());
         }
+        Self::resume(client, disk, options, gate, Vec::new(), Vec::new())
+    }
+
+    /// Serves a client that has chosen an export. These bytes of it were read already, and these
+    /// are to be sent before all others.
+    pub(super) fn resume(
+        client: ClientConnection,
+        disk: Arc<dyn BlockDevice>,
+        options: NbdOptions,
+        gate: Arc<Gate>,
+        unread: Vec<u8>,
+        unsent: Vec<u8>,
+    ) -> io::Result<()> {
+        prepare(client.socket())?;
         let memory =
             disk.memory(options.memory).map_err(|errno| io::Error::from_raw_os_error(errno.0))?;
         let connection = Arc::new_cyclic(|me| Self {
@@ -98,22 +122,34 @@ impl Connection {
             disk,
             options,
             requests: Requests::new(memory),
-            output: Output::default(),
+            output: Output::beginning(unsent),
+            gate,
             hung_up: AtomicBool::new(false),
             aborted: AtomicBool::new(false),
         });
         let handler: Weak<dyn ClientHandler> = connection.weak_self.clone();
         connection.client.set_handler(handler);
-        connection.run();
+        connection.gate.enter(connection.weak_self.clone());
+        connection.run(unread);
         Ok(())
     }
 
-    fn run(&self) {
+    fn run(self: &Arc<Self>, unread: Vec<u8>) {
         std::thread::scope(|threads| {
             let writer = std::thread::Builder::new()
                 .name("bowline-nbd-out".into())
                 .spawn_scoped(threads, || self.output.write(self.socket(), &self.requests));
-            let ended = if writer.is_ok() { self.read() } else { Err(Ended::Broken) };
+            self.output.send(self.socket(), &self.requests, std::iter::empty());
+            let mut input = Input::new(self.socket(), &*self.disk, &self.gate, unread);
+            let mut ended = if writer.is_ok() { self.read(&mut input) } else { Err(Ended::Broken) };
+            while let Err(Ended::Paused) = ended {
+                self.disk.leave();
+                ended = match self.gate.park(self) {
+                    true => self.read(&mut input),
+                    false if self.give(&input) => return,
+                    false => Err(Ended::Broken),
+                };
+            }
             self.disk.leave();
             if let Err(Ended::Disconnect) = ended {
                 self.requests.wait_all();
@@ -128,24 +164,47 @@ impl Connection {
         self.client.socket()
     }
 
+    /// Makes the reading thread take no requests, or take them again.
+    pub(super) fn pause(&self, paused: bool) {
+        self.requests.pause(paused);
+    }
+
+    /// Tells whether nothing of this connection is with the disk, or on its way from there.
+    pub(super) fn is_quiet(&self) -> bool {
+        self.output.has_all(&self.requests)
+    }
+
+    /// Leaves the client to another process; returns false if there are no descriptors left.
+    fn give(&self, input: &Input<'_>) -> bool {
+        let Ok(socket) = self.socket().try_clone() else { return false };
+        let unsent = self.output.take(&self.requests);
+        let unread = input.buffered().to_vec();
+        self.client.forget();
+        self.gate.give(HandedClient { socket, unread, unsent });
+        true
+    }
+
     /// Reads requests; never returns `Ok`.
-    fn read(&self) -> Result<(), Ended> {
-        let mut input = Input::new(self.socket(), &*self.disk);
+    fn read(&self, input: &mut Input<'_>) -> Result<(), Ended> {
         let mut batch = Vec::new();
         loop {
+            if self.gate.is_closed() {
+                self.disk.submit(&mut batch);
+                return Err(Ended::Paused);
+            }
             if input.buffered().len() < wire::REQUEST_LEN {
                 self.disk.submit(&mut batch);
-                self.await_request(&mut input)?;
+                self.await_request(input)?;
             }
             let request = input.buffered().get(..wire::REQUEST_LEN).and_then(wire::Request::parse);
             let request = request.ok_or(Ended::Broken)?;
-            input.consume(wire::REQUEST_LEN);
+            input.begin_request();
             input.limit = match request.command {
                 wire::CMD_WRITE if request.len >= LARGE => wire::REQUEST_LEN,
                 _ => READ_AHEAD,
             };
-            let handled = self.handle_request(&request, &mut input, &mut batch);
-            if let Err(Ended::Disconnect) = handled {
+            let handled = self.handle_request(&request, input, &mut batch);
+            if let Err(Ended::Disconnect | Ended::Paused) = handled {
                 self.disk.submit(&mut batch);
             }
             handled?;
@@ -158,6 +217,9 @@ impl Connection {
     fn await_request(&self, input: &mut Input<'_>) -> Result<(), Ended> {
         let are_pending = || self.requests.are_pending();
         while input.buffered().len() < wire::REQUEST_LEN {
+            if self.gate.is_closed() {
+                return Err(Ended::Paused);
+            }
             let socket = self.socket().as_fd();
             // Something has ended, a request has come, or it is time to look for one.
             let has_turn =
@@ -204,7 +266,10 @@ impl Connection {
             self.disk.submit(batch);
             input.turns.leave(&*self.disk);
         });
-        let (op, place) = match (op, place.ok_or(Ended::Broken)?) {
+        let Some(place) = place else {
+            return Err(if self.gate.is_closed() { input.take_back(&[]) } else { Ended::Broken });
+        };
+        let (op, place) = match (op, place) {
             (Ok(op), Ok(place)) => (op, place),
             (op, place) => {
                 let errno = op.err().or(place.as_ref().err().copied()).unwrap_or(Errno::EIO);
@@ -223,9 +288,9 @@ impl Connection {
             if input.buffered().len() < mem.len {
                 self.disk.submit(batch);
             }
-            if let Err(error) = input.read_into(mem) {
+            if let Err(ended) = input.read_into(mem) {
                 self.requests.release(&place, data);
-                return Err(error.into());
+                return Err(ended);
             }
         }
         let fua = request.flags & wire::CMD_FLAG_FUA != 0;
@@ -367,14 +432,39 @@ struct Input<'a> {
     end: usize,
     /// Most bytes to buffer.
     limit: usize,
+    /// The header of the request that is handled, should it be taken back.
+    header: [u8; wire::REQUEST_LEN],
     disk: &'a dyn BlockDevice,
+    gate: &'a Gate,
     turns: Turns,
 }
 
 impl<'a> Input<'a> {
-    fn new(socket: &'a UnixStream, disk: &'a dyn BlockDevice) -> Self {
-        let (bytes, turns) = (vec![0; READ_AHEAD].into(), Turns::default());
-        Self { socket, bytes, start: 0, end: 0, limit: READ_AHEAD, disk, turns }
+    fn new(
+        socket: &'a UnixStream,
+        disk: &'a dyn BlockDevice,
+        gate: &'a Gate,
+        unread: Vec<u8>,
+    ) -> Self {
+        let (end, turns) = (unread.len(), Turns::default());
+        let mut bytes = unread;
+        bytes.resize(end.max(READ_AHEAD), 0);
+        let (bytes, header) = (bytes.into(), [0; wire::REQUEST_LEN]);
+        Self { socket, bytes, start: 0, end, limit: READ_AHEAD, header, disk, gate, turns }
+    }
+
+    /// Consumes the header of a request.
+    fn begin_request(&mut self) {
+        let (start, end) = (self.start, self.start + wire::REQUEST_LEN);
+        self.header.copy_from_slice(&self.bytes[start..end]);
+        self.consume(wire::REQUEST_LEN);
+    }
+
+    /// Takes back the request that was begun last, of which this data was received.
+    fn take_back(&mut self, data: &[u8]) -> Ended {
+        let unread = [&self.header, data, self.buffered()].concat();
+        *self = Self::new(self.socket, self.disk, self.gate, unread);
+        Ended::Paused
     }
 
     /// Returns the bytes that are buffered.
@@ -400,6 +490,10 @@ impl<'a> Input<'a> {
         match rustix::net::recv(self.socket, &mut self.bytes[self.end..limit], flags) {
             Ok((_, 0)) => return Err(io::ErrorKind::UnexpectedEof.into()),
             Ok((_, n)) => self.end += n,
+            // The client is not busy.
+            Err(rustix::io::Errno::AGAIN) if waits => {
+                self.gate.wait(self.socket.as_fd(), None)?;
+            }
             Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => {}
             Err(error) => return Err(error.into()),
         }
@@ -407,7 +501,8 @@ impl<'a> Input<'a> {
     }
 
     /// Fills memory with the next bytes: those that are not buffered are received straight into it.
-    fn read_into(&mut self, mem: &Mem) -> io::Result<()> {
+    /// A pause that begins meanwhile takes the request back.
+    fn read_into(&mut self, mem: &Mem) -> Result<(), Ended> {
         let first = self.buffered().len().min(mem.len);
         mem.buffer.write(mem.offset, &self.buffered()[..first]);
         self.consume(first);
@@ -421,10 +516,18 @@ impl<'a> Input<'a> {
                 received => received,
             };
             match received {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(0) => return Err(Ended::Broken),
                 Ok(n) => (rest.offset, rest.len) = (rest.offset + n, rest.len - n),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    if self.gate.is_closed() {
+                        let mut data = Vec::new();
+                        mem.buffer.append_to(mem.offset, mem.len - rest.len, &mut data);
+                        return Err(self.take_back(&data));
+                    }
+                    self.gate.wait(self.socket.as_fd(), None)?;
+                }
+                Err(error) => return Err(error.into()),
             }
         }
         Ok(())
@@ -439,6 +542,13 @@ impl<'a> Input<'a> {
             n -= count;
             if n == 0 {
                 return Ok(());
+            }
+            if self.gate.is_closed() {
+                // What was skipped cannot be taken back.
+                self.turns.leave(self.disk);
+                if !self.gate.wait(self.socket.as_fd(), Some(&hand_over::REST))? {
+                    return Err(io::ErrorKind::TimedOut.into());
+                }
             }
             self.fill_some(true)?;
         }

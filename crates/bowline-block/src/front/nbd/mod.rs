@@ -12,6 +12,7 @@
 //! Spec: `docs/spec/rnbd.md`, NB-53; the protocol is NBD's own `doc/proto.md`.
 
 mod connection;
+mod hand_over;
 mod handshake;
 mod output;
 mod requests;
@@ -19,17 +20,24 @@ mod wire;
 
 use std::fmt;
 use std::io;
-use std::path::Path;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use bowline_ctl::{Acceptor, ClientConnection, ConnectionLimits, OwnedFile};
 
 use crate::device::BlockDevice;
 use connection::Connection;
+use hand_over::Gate;
+pub use hand_over::{Handed, HandedClient};
 
 /// Clients that may linger, per allowed connection: gone while the disk still has requests of them.
 const LINGERING_PER_CONNECTION: usize = 4;
+
+/// How long a server that is handed over waits for clients which choose an export.
+const HANDSHAKE_REST: Duration = Duration::from_millis(100);
 
 /// Options of an NBD server.
 #[derive(Clone, Copy, Debug)]
@@ -58,7 +66,10 @@ impl Default for NbdOptions {
 /// An NBD server for a disk. Dropping it ends all connections and removes the socket, unless
 /// another process has replaced it.
 pub struct NbdServer {
-    file: OwnedFile,
+    path: PathBuf,
+    /// `None` when it was left to another process.
+    file: Option<OwnedFile>,
+    listener: UnixListener,
     shared: Arc<Shared>,
     acceptor: Acceptor,
 }
@@ -67,6 +78,7 @@ struct Shared {
     disk: Arc<dyn BlockDevice>,
     options: NbdOptions,
     clients: Mutex<Clients>,
+    gate: Arc<Gate>,
 }
 
 #[derive(Default)]
@@ -94,27 +106,60 @@ impl Clients {
 /// EADDRINUSE when a process listens there, or the file is not a socket; EINVAL for invalid
 /// options; errors of the system calls.
 pub fn serve(disk: Arc<dyn BlockDevice>, at: &Path, options: NbdOptions) -> io::Result<NbdServer> {
-    if options.memory < 1 << 16 || !options.memory.is_multiple_of(4096) {
-        return Err(io::ErrorKind::InvalidInput.into());
-    }
+    check(&options)?;
     let (listener, file) = bowline_ctl::listen(at)?;
-    let shared = Arc::new(Shared { disk, options, clients: Mutex::default() });
+    open(disk, at, listener, Some(file), options)
+}
+
+/// Continues with a server that another process has [handed over](NbdServer::hand_over), at the path
+/// at which it listens. The disk must be the same: clients were told its size and abilities.
+///
+/// # Errors
+/// EINVAL for invalid options; errors of the system calls.
+pub fn resume(
+    disk: Arc<dyn BlockDevice>,
+    at: &Path,
+    options: NbdOptions,
+    handed: Handed,
+) -> io::Result<NbdServer> {
+    check(&options)?;
+    let server = open(disk, at, handed.listener, OwnedFile::new(at).ok(), options)?;
+    for client in handed.clients {
+        let connection = server.acceptor.adopt(client.socket);
+        let (unread, unsent) = (client.unread, client.unsent);
+        server.shared.begin(connection, |connection, disk, options, gate| {
+            Connection::resume(connection, disk, options, gate, unread, unsent)
+        });
+    }
+    Ok(server)
+}
+
+fn check(options: &NbdOptions) -> io::Result<()> {
+    let is_valid = options.memory >= 1 << 16 && options.memory.is_multiple_of(4096);
+    if is_valid { Ok(()) } else { Err(io::ErrorKind::InvalidInput.into()) }
+}
+
+fn open(
+    disk: Arc<dyn BlockDevice>,
+    at: &Path,
+    listener: UnixListener,
+    file: Option<OwnedFile>,
+    options: NbdOptions,
+) -> io::Result<NbdServer> {
+    let gate = Arc::new(Gate::new()?);
+    let shared = Arc::new(Shared { disk, options, clients: Mutex::default(), gate });
     let active = options.max_connections;
     let limits =
         ConnectionLimits { active, lingering: active.saturating_mul(LINGERING_PER_CONNECTION) };
     let acceptor_shared = Arc::clone(&shared);
-    let acceptor = Acceptor::open("bowline-nbd", listener, limits, move |client| {
-        acceptor_shared.begin(client);
+    let accepts = listener.try_clone()?;
+    let acceptor = Acceptor::open("bowline-nbd", accepts, limits, move |client| {
+        acceptor_shared.begin(client, Connection::serve);
     })?;
-    Ok(NbdServer { file, shared, acceptor })
+    Ok(NbdServer { path: at.to_owned(), file, listener, shared, acceptor })
 }
 
 impl NbdServer {
-    /// Returns the path of the socket.
-    pub fn path(&self) -> &Path {
-        self.file.path()
-    }
-
     /// Returns the number of connections.
     pub fn connections(&self) -> usize {
         self.shared.lock().count()
@@ -133,14 +178,49 @@ impl NbdServer {
     pub fn enable(&self) {
         self.shared.lock().disabled = false;
     }
-}
 
-impl Drop for NbdServer {
-    fn drop(&mut self) {
-        // Removed while the acceptor still listens: after that, a new socket may get the same inode
-        // number.
-        self.file.remove();
+    /// Returns the path of the socket.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Takes no more requests, until [`NbdServer::unpause`].
+    pub fn pause(&self) {
+        self.shared.gate.close();
+    }
+
+    /// Tells whether a pause has begun for all clients that have chosen an export: each request
+    /// that was begun is answered.
+    pub fn is_paused(&self) -> bool {
+        self.shared.gate.is_quiet()
+    }
+
+    /// Takes requests again.
+    pub fn unpause(&self) {
+        self.shared.gate.open();
+    }
+
+    /// Ends a server that [is paused](Self::is_paused), and returns what another process needs to
+    /// [go on](resume) with it: clients notice a pause. A client that does not choose an export in
+    /// time is disconnected.
+    ///
+    /// # Errors
+    /// No descriptors left: the server ends with its clients.
+    pub fn hand_over(mut self) -> io::Result<Handed> {
+        let listener = self.listener.try_clone()?;
         self.acceptor.close();
+        self.file = None;
+        self.shared.gate.hand_over();
+        let until = Instant::now() + HANDSHAKE_REST;
+        while self.connections() > 0 && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.end();
+        Ok(Handed { listener, clients: self.shared.gate.take() })
+    }
+
+    /// Ends all connections.
+    fn end(&self) {
         self.acceptor.abort_all();
         let threads = std::mem::take(&mut self.shared.lock().threads);
         for thread in threads {
@@ -150,9 +230,21 @@ impl Drop for NbdServer {
     }
 }
 
+impl Drop for NbdServer {
+    fn drop(&mut self) {
+        // Removed while the acceptor still listens: after that, a new socket may get the same inode
+        // number.
+        self.file.iter().for_each(OwnedFile::remove);
+        self.acceptor.close();
+        // A server that ends serves its clients no longer.
+        self.shared.gate.open();
+        self.end();
+    }
+}
+
 impl fmt::Debug for NbdServer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("NbdServer").field("path", &self.file.path()).finish_non_exhaustive()
+        f.debug_struct("NbdServer").field("path", &self.path).finish_non_exhaustive()
     }
 }
 
@@ -163,16 +255,21 @@ impl Shared {
     }
 
     /// Begins to serve a client, or disconnects it.
-    fn begin(&self, client: ClientConnection) {
+    fn begin<F>(&self, client: ClientConnection, serve: F)
+    where
+        F: FnOnce(ClientConnection, Arc<dyn BlockDevice>, NbdOptions, Arc<Gate>) -> io::Result<()>
+            + Send
+            + 'static,
+    {
         let mut clients = self.lock();
         clients.threads.retain(|thread| !thread.is_finished());
         if clients.disabled {
             return;
         }
-        let (disk, options) = (Arc::clone(&self.disk), self.options);
+        let (disk, options, gate) = (Arc::clone(&self.disk), self.options, Arc::clone(&self.gate));
         let thread = std::thread::Builder::new().name("bowline-nbd-in".into());
         // An error of one client ends its connection only.
-        let thread = thread.spawn(move || _ = Connection::serve(client, disk, options));
+        let thread = thread.spawn(move || _ = serve(client, disk, options, gate));
         clients.threads.extend(thread);
     }
 }

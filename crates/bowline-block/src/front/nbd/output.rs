@@ -5,12 +5,15 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-use rustix::event::{PollFd, PollFlags};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::SendFlags;
 
 use super::requests::{Place, Requests};
 use super::wire::REPLY_LEN;
 use crate::front::sys;
 
+/// How often the writing thread checks whether it is wanted still, while a client does not read.
+const FULL_POLL: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 /// Most replies of one system call; each has a header and perhaps data.
 const BATCH: usize = 32;
 
@@ -34,6 +37,8 @@ pub(super) struct Output {
 
 #[derive(Debug, Default)]
 struct State {
+    /// Bytes that an earlier process has left to send.
+    before: Vec<u8>,
     queue: VecDeque<Reply>,
     /// Number of bytes of the first reply that were sent.
     sent: usize,
@@ -65,6 +70,38 @@ impl Output {
         }
     }
 
+    /// Replies that begin with bytes which an earlier process has not sent.
+    pub(super) fn beginning(before: Vec<u8>) -> Self {
+        Self { state: Mutex::new(State { before, ..State::default() }), ..Self::default() }
+    }
+
+    /// Tells whether the disk has answered every request, and all replies not yet sent are here.
+    pub(super) fn has_all(&self, requests: &Requests) -> bool {
+        let state = self.lock();
+        requests.answered() == Some(state.queue.len())
+    }
+
+    /// Returns the bytes that were not sent; nothing is sent from now on.
+    pub(super) fn take(&self, requests: &Requests) -> Vec<u8> {
+        let mut state = self.lock();
+        state.closed = true;
+        let mut unsent = std::mem::take(&mut state.before);
+        let (start, mut queued) = (state.sent, Vec::new());
+        for reply in &state.queue {
+            queued.extend(reply.header);
+            if let Some((mem, _)) =
+                requests.memory(&reply.place, reply.len).filter(|_| reply.has_data)
+            {
+                mem.buffer.append_to(mem.offset, mem.len, &mut queued);
+            }
+        }
+        unsent.extend(&queued[start..]);
+        state.forget(requests);
+        drop(state);
+        self.changed.notify_all();
+        unsent
+    }
+
     /// Body of the writing thread, until the connection is closed.
     pub(super) fn write(&self, socket: &UnixStream, requests: &Requests) {
         let mut state = self.lock();
@@ -74,8 +111,9 @@ impl Output {
                 continue;
             }
             drop(state);
-            // A signal interrupts; a socket that was shut down is ready.
-            let _ = rustix::event::poll(&mut [PollFd::new(socket, PollFlags::OUT)], None);
+            // A signal interrupts; a socket that was shut down is ready. The connection may be left
+            // to another process meanwhile.
+            let _ = poll(&mut [PollFd::new(socket, PollFlags::OUT)], Some(&FULL_POLL));
             state = self.lock();
             state.push_out(socket, requests);
         }
@@ -94,6 +132,7 @@ impl Output {
 impl State {
     fn forget(&mut self, requests: &Requests) {
         self.sent = 0;
+        self.before.clear();
         for reply in self.queue.drain(..) {
             requests.release(&reply.place, reply.len);
         }
@@ -101,11 +140,13 @@ impl State {
 
     fn push_out(&mut self, socket: &UnixStream, requests: &Requests) {
         self.full = false;
-        while !self.queue.is_empty() {
+        while !self.queue.is_empty() || !self.before.is_empty() {
             if self.closed {
                 return self.forget(requests);
             }
+            let is_before = !self.before.is_empty();
             match self.send_some(socket, requests) {
+                Ok(n) if is_before => drop(self.before.drain(..n)),
                 Ok(n) => self.advance(n, requests),
                 Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {
                     self.full = true;
@@ -123,6 +164,10 @@ impl State {
 
     #[allow(unsafe_code)]
     fn send_some(&self, socket: &UnixStream, requests: &Requests) -> std::io::Result<usize> {
+        if !self.before.is_empty() {
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            return Ok(rustix::net::send(socket, &self.before, flags)?);
+        }
         let mut pieces = [sys::NOTHING; 2 * BATCH];
         let mut skip = self.sent;
         for (reply, pair) in self.queue.iter().zip(pieces.chunks_exact_mut(2)) {

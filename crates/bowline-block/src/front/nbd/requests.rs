@@ -56,6 +56,8 @@ struct Table {
     waiting: usize,
     /// The client has hung up.
     hung_up: bool,
+    /// The reading thread is wanted elsewhere.
+    paused: bool,
     closed: bool,
 }
 
@@ -69,6 +71,7 @@ impl Requests {
             pending: 0,
             waiting: 0,
             hung_up: false,
+            paused: false,
             closed: false,
         };
         Self { shared_memory, table: Mutex::new(table), changed: Condvar::new() }
@@ -92,8 +95,9 @@ impl Requests {
     }
 
     /// Counts a request and allocates memory for its `len` bytes of data. If there is none, calls
-    /// `before` once, which submits earlier requests, and waits. `None`: the connection was closed,
-    /// or the client has hung up. A failed allocation is counted too, since it has to be answered.
+    /// `before` once, which submits earlier requests, and waits. `None`: the connection was closed
+    /// or is paused, or the client has hung up. A failed allocation is counted too, since it has to
+    /// be answered.
     pub(super) fn allocate(
         &self,
         disk: &dyn BlockDevice,
@@ -132,7 +136,7 @@ impl Requests {
                 table = self.lock();
                 continue;
             }
-            if table.hung_up {
+            if table.hung_up || table.paused {
                 return None;
             }
             table = self.wait(table);
@@ -205,6 +209,18 @@ impl Requests {
     pub(super) fn stop_waiting(&self) {
         self.lock().hung_up = true;
         self.changed.notify_all();
+    }
+
+    /// Makes requests that find no memory be taken back, or lets them wait again.
+    pub(super) fn pause(&self, paused: bool) {
+        self.lock().paused = paused;
+        self.changed.notify_all();
+    }
+
+    /// Returns how many requests have replies that were not sent, if the disk has answered all.
+    pub(super) fn answered(&self) -> Option<usize> {
+        let table = self.lock();
+        (table.slots.len() == table.free.len()).then_some(table.pending)
     }
 
     /// Ends all waits for memory.
