@@ -28,6 +28,7 @@ mod rnbd_files;
 mod rnbd_kills;
 mod rnbd_memory;
 mod rnbd_mistakes;
+mod rnbd_replace;
 mod rnbd_use;
 mod sandbox;
 mod service;

@@ -3,8 +3,8 @@
 use std::{
     collections::BTreeMap,
     ffi::OsString,
-    fmt,
-    path::{Path, PathBuf},
+    fmt, io,
+    path::{self, Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc::Sender},
     thread,
     time::{Duration, Instant},
@@ -25,10 +25,10 @@ use bowline_rnbd_driver::{
     tree::{DiskInfo, Disks, MapSpec},
 };
 use bowline_rtrs_driver::tree::ClientSession;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
-use super::{Trouble, client::ClientObjects, mapping::MapConfig};
-use crate::{config::entry::Entry, mount::no_mount};
+use super::{HandedFrontEnds, Trouble, client::ClientObjects, mapping::MapConfig};
+use crate::{Failure, Outcome, config::entry::Entry, mount::no_mount};
 
 /// How long an unmap waits for users of a disk: the kernel reports the end of a use a moment after
 /// the program has closed its file.
@@ -37,11 +37,13 @@ const CLOSE_GRACE: Duration = Duration::from_millis(200);
 const OPEN_TIMEOUT: Duration = Duration::from_secs(6);
 /// Most disks whose front ends are remembered after they were unmapped.
 const REMEMBERED_MAX: usize = 1024;
+/// How often it is checked whether front ends have paused.
+const PAUSE_POLL: Duration = Duration::from_millis(1);
 /// How often the state is checked meanwhile.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Which front ends a disk has.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default, rename_all = "kebab-case")]
 pub struct FrontEndConfig {
     /// Unix socket at which the disk is served with the NBD protocol.
@@ -65,6 +67,23 @@ impl FrontEndConfig {
             .find(|path| theirs.iter().flatten().any(|other| other == path));
         let folder = self.fuse.as_deref().filter(|folder| other.fuse.as_deref() == Some(folder));
         socket.or(folder)
+    }
+
+    /// Returns the same places, whatever the working folder.
+    ///
+    /// # Errors
+    /// A place is empty, or there is no working folder.
+    pub fn absolute(&self) -> Outcome<Self> {
+        let absolute = |place: &Option<PathBuf>| {
+            let made = place.as_ref().map(path::absolute).transpose();
+            made.map_err(|error| Failure::usage(format!("the place of a front end: {error}")))
+        };
+        Ok(Self {
+            nbd: absolute(&self.nbd)?,
+            fuse: absolute(&self.fuse)?,
+            ublk: self.ublk,
+            vhost_user: absolute(&self.vhost_user)?,
+        })
     }
 
     /// Returns the front ends of another disk, with its local name appended to each place.
@@ -110,6 +129,34 @@ impl FrontEnds {
             self.enable();
         }
         unused
+    }
+
+    /// Makes the front ends take no more requests, and waits until those in progress were answered.
+    /// Returns false if that takes too long: they take requests again.
+    fn pause(&self, within: Duration) -> bool {
+        self.nbd.iter().for_each(NbdServer::pause);
+        self.fuse.iter().for_each(Mount::pause);
+        let end = Instant::now() + within;
+        loop {
+            let is_paused = self.nbd.as_ref().is_none_or(NbdServer::is_paused)
+                && self.fuse.as_ref().is_none_or(Mount::is_paused);
+            if is_paused {
+                return true;
+            }
+            if Instant::now() >= end {
+                self.nbd.iter().for_each(NbdServer::unpause);
+                self.fuse.iter().for_each(Mount::unpause);
+                return false;
+            }
+            thread::sleep(PAUSE_POLL);
+        }
+    }
+
+    /// Gives away what another process continues with; the rest ends.
+    fn hand_over(self) -> io::Result<HandedFrontEnds> {
+        let nbd = self.nbd.map(NbdServer::hand_over).transpose()?;
+        let fuse = self.fuse.map(Mount::hand_over).transpose()?;
+        Ok(HandedFrontEnds { nbd, fuse })
     }
 
     /// Enables all front ends again.
@@ -259,6 +306,17 @@ impl DiskFrontEnds {
     /// Opens front ends of a disk, and reports their locations. Those of other disks may be opened
     /// and closed meanwhile.
     pub fn open(&self, disk: &Arc<Disk>, front_ends: &FrontEndConfig) -> Result<(), Trouble> {
+        self.open_with(disk, front_ends, HandedFrontEnds::default())
+    }
+
+    /// As [`open`](Self::open), but continues with what another process has
+    /// [handed over](Self::hand_over).
+    pub fn open_with(
+        &self,
+        disk: &Arc<Disk>,
+        front_ends: &FrontEndConfig,
+        handed: HandedFrontEnds,
+    ) -> Result<(), Trouble> {
         let name = disk.local_name();
         let mut state = self.lock();
         if state.closed {
@@ -271,7 +329,7 @@ impl DiskFrontEnds {
             self.notify(name, DiskNotice::Unmapped);
         }
         drop(state);
-        let opened = open_front_ends(disk, front_ends, &self.notices);
+        let opened = open_front_ends(disk, front_ends, handed, &self.notices);
         let mut state = self.lock();
         let front =
             state.front_states.get_mut(name).filter(|front| matches!(front, FrontState::Opening));
@@ -300,6 +358,40 @@ impl DiskFrontEnds {
                 Err(why)
             }
         }
+    }
+
+    /// Tells why the front ends of a disk cannot continue in another process.
+    pub fn cannot_hand_over(&self, disk: &str) -> Option<String> {
+        let mapped = self.client.disks();
+        match (&mapped[..], self.lock().front_states.get(disk)) {
+            ([one], Some(FrontState::Open(front_ends))) if one.local_name() == disk => {
+                let text = "a ublk device ends with its process: unmount it and start again";
+                front_ends.ublk.as_ref().map(|_| text.to_owned())
+            }
+            _ => Some(format!("it has other disks than {disk} by now: unmap them")),
+        }
+    }
+
+    /// Gives the front ends of a disk away, for another process; they must be of a disk that
+    /// [can](Self::cannot_hand_over). Until then, requests that were begun are waited for.
+    ///
+    /// # Errors
+    /// Requests are not answered in time, and nothing has changed; the system has no descriptors
+    /// left.
+    pub fn hand_over(&self, disk: &str, within: Duration) -> Result<HandedFrontEnds, Trouble> {
+        let mut state = self.lock();
+        let Some(FrontState::Open(front_ends)) = state.front_states.get_mut(disk) else {
+            return Err(Trouble::new(format!("{disk} is being mapped or unmapped"), Errno::EBUSY));
+        };
+        if !front_ends.pause(within) {
+            let text = format!("requests of {disk} are not answered; is its server there?");
+            return Err(Trouble::new(text, Errno::ETIMEDOUT));
+        }
+        let front_ends = std::mem::take(front_ends);
+        state.front_states.remove(disk);
+        drop(state);
+        let handed = front_ends.hand_over();
+        handed.map_err(|error| Trouble::io(format!("front ends of {disk}: {error}"), &error))
     }
 
     fn notify(&self, disk: &str, notices: DiskNotice) {
@@ -392,6 +484,7 @@ fn unmapping() -> Trouble {
 fn open_front_ends(
     disk: &Arc<Disk>,
     options: &FrontEndConfig,
+    handed: HandedFrontEnds,
     notices: &Sender<(String, DiskNotice)>,
 ) -> Result<(FrontEnds, Vec<String>), Trouble> {
     let name = disk.local_name();
@@ -399,7 +492,10 @@ fn open_front_ends(
     let mut locations = vec![name.to_owned()];
     if let Some(path) = &options.nbd {
         let device: Arc<dyn BlockDevice> = Arc::<Disk>::clone(disk);
-        let served = nbd::serve(device, path, NbdOptions::default());
+        let served = match handed.nbd {
+            Some(handed) => nbd::resume(device, path, NbdOptions::default(), handed),
+            None => nbd::serve(device, path, NbdOptions::default()),
+        };
         front_ends.nbd = Some(served.map_err(|error| {
             Trouble::io(format!("cannot listen on {}: {error}", path.display()), &error)
         })?);
@@ -407,8 +503,11 @@ fn open_front_ends(
     }
     if let Some(dir) = &options.fuse {
         let device: Arc<dyn BlockDevice> = Arc::<Disk>::clone(disk);
-        let mounted = fusefs::folder(dir)
-            .and_then(|()| fuse::mount(device, dir, name, FuseOptions::default()));
+        let mounted = match handed.fuse {
+            Some(handed) => fuse::resume(device, dir, name, FuseOptions::default(), handed),
+            None => fusefs::folder(dir)
+                .and_then(|()| fuse::mount(device, dir, name, FuseOptions::default())),
+        };
         front_ends.fuse =
             Some(mounted.map_err(|error| Trouble::io(no_mount(dir, &error), &error))?);
         locations.push(format!("fuse {}", dir.join(name).display()));

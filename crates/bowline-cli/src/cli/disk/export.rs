@@ -2,40 +2,49 @@
 
 use std::{
     io,
+    net::SocketAddr,
     path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
+        mpsc,
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use bowline_ctl::{Sys, Tree};
 use bowline_node::{
     Failure, Outcome,
     disks::{
-        DeviceConfig, Export, Served, ServingConfig, server_classes, server_modules,
-        values::granted,
+        DeviceConfig, Export, Heir, Parcel, Predecessor, Served, Service, ServingConfig,
+        server_classes, server_modules, values::granted,
     },
     log::Duty,
     metrics, namespaces,
     service_manager::Supervisor,
     signals::{Stop, hangups},
-    values::number,
+    values::{Address, number},
 };
 use bowline_rnbd_driver::{
-    server::{Exports, Grant},
-    tree::exports_node,
+    server::{Exports, Grant, ServerConfig},
+    tree::{self as rnbd_tree, exports_node},
 };
+use bowline_rtrs_driver::Engine;
 
 use super::{
     options::{DeviceArgs, ServingArgs, StorageArgs},
     serving::Controls,
 };
 
-/// How often the process checks whether its input has ended.
+/// How often the process checks whether its input has ended, or another process asks for its place.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
+/// How often it prints what clients have done.
+const LOG_INTERVAL: Duration = Duration::from_secs(1);
+/// How long the addresses of a process that was replaced may take to be free, and how often that is
+/// tried.
+const FREE_WAIT: Duration = Duration::from_secs(3);
+const FREE_POLL: Duration = Duration::from_millis(5);
 
 /// Serve disks to RNBD clients, including those of the Linux kernel.
 #[derive(Debug, clap::Args)]
@@ -82,6 +91,11 @@ pub(super) struct Args {
     address: Vec<String>,
     #[command(flatten)]
     serving: ServingArgs,
+    /// Take the place of the process that serves at these addresses, which ends: clients lose their
+    /// paths for a moment, and their requests wait. Give all other options as that one has them;
+    /// it is found by its control socket
+    #[arg(long, conflicts_with_all = ["no_control", "memory"])]
+    replace: bool,
     /// Exit at the end of standard input, for programs that start this one
     #[arg(long)]
     until_input_ends: bool,
@@ -91,49 +105,167 @@ pub(super) struct Args {
     controls: Controls,
 }
 
+/// How the service has ended.
+enum Ended {
+    /// The process ends.
+    Here,
+    /// Another process serves the exports next.
+    Handed(Heir),
+}
+
 /// Runs the command.
 pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
     let stop = Stop::install_with(Duty::Service { json: false })?;
     let hangups = hangups()?;
-    let (exports, said) = args.exports()?;
+    let exports = args.exports()?;
     let device = DeviceConfig::from(&args.device);
     let config = ServingConfig::from(&args.serving).config(device.path_dead)?;
     let addresses = device.places(&args.address)?;
-    let engine = device.engine(&addresses)?;
     let places = device.with_port(&addresses);
-    let served = Served::open(&engine, &places, config, exports, said)?;
-    let metrics = metrics::exports(Arc::clone(&engine), Arc::clone(served.server()));
-    let controlled = args.controls.serve(
-        &args.tree(&served, device.port),
-        control.as_deref(),
-        "export",
-        metrics,
-    )?;
-    let names: Vec<String> = places.iter().map(ToString::to_string).collect();
-    say!("listening on {}", names.join(", "));
-    served.announce();
+    let service = Service::Export { places: places.iter().map(ToString::to_string).collect() };
     let ended = args.until_input_ends.then(input_end).transpose()?;
-    // Relaxed: the flag publishes nothing but itself.
-    let input_is_there = || ended.as_ref().is_none_or(|ended| !ended.load(Ordering::Relaxed));
-    let slice = if ended.is_some() { CHECK_INTERVAL } else { Duration::from_secs(1) };
-    let supervisor = Supervisor::of_this_process();
-    let slice = supervisor.pause(slice);
-    supervisor.ready("serving disks");
-    while !stop.wait(Some(slice)) && input_is_there() {
-        served.log();
-        if hangups.swap(false, Ordering::Relaxed) {
-            supervisor.reloading();
-            served.resize();
-            supervisor.ready("serving disks");
-        }
-        supervisor.beat();
+    let serving =
+        Serving { args, control, device, config, addresses, places, service, stop, hangups, ended };
+    let mut predecessor = None;
+    if args.replace {
+        let found = Predecessor::find(serving.control.as_deref(), serving.service.clone())?;
+        found.take()?;
+        predecessor = Some(found);
     }
-    served.log();
-    supervisor.stopping(Duration::ZERO, "closing sessions");
-    drop(controlled);
-    served.server().close();
-    engine.close();
-    Ok(())
+    // Once the former process has ended, sizes are read again.
+    let mut exports = Some(exports).filter(|_| predecessor.is_none());
+    let mut again = false;
+    loop {
+        match serving.serve(predecessor.take(), exports.take(), again)? {
+            Ended::Here => return Ok(()),
+            Ended::Handed(heir) if heir.serves(&serving.stop) => {
+                say!("handed over");
+                Supervisor::of_this_process().stopping(Duration::ZERO, "handed over");
+                return Ok(());
+            }
+            Ended::Handed(_) => {
+                note!("the process that was to replace this one has not continued: this one does");
+                again = true;
+            }
+        }
+    }
+}
+
+/// The command, with what its options mean.
+struct Serving<'a> {
+    args: &'a Args,
+    control: Option<PathBuf>,
+    device: DeviceConfig,
+    config: ServerConfig,
+    addresses: Vec<Address>,
+    places: Vec<SocketAddr>,
+    service: Service,
+    stop: Stop,
+    hangups: Arc<AtomicBool>,
+    ended: Option<Arc<AtomicBool>>,
+}
+
+impl Serving<'_> {
+    /// Opens the exports and listens. Where `again`, that is tried for a while: another process
+    /// has had the addresses.
+    fn open(
+        &self,
+        mut exports: Option<(Exports, Vec<Export>)>,
+        again: bool,
+    ) -> Outcome<(Arc<Engine>, Arc<Served>)> {
+        let began = Instant::now();
+        let mut open = || {
+            let (exports, said) = exports.take().map_or_else(|| self.args.exports(), Ok)?;
+            let engine = self.device.engine(&self.addresses)?;
+            let served = Served::open(&engine, &self.places, self.config.clone(), exports, said)?;
+            Ok((engine, served))
+        };
+        loop {
+            match open() {
+                Err(_) if again && began.elapsed() < FREE_WAIT && !self.stop.asked() => {
+                    thread::sleep(FREE_POLL);
+                }
+                opened => return opened,
+            }
+        }
+    }
+
+    fn serve(
+        &self,
+        predecessor: Option<Predecessor>,
+        exports: Option<(Exports, Vec<Export>)>,
+        again: bool,
+    ) -> Outcome<Ended> {
+        let Self { args, stop, hangups, .. } = self;
+        let (engine, served) = self.open(exports, again || predecessor.is_some())?;
+        if let Some(predecessor) = predecessor {
+            predecessor.dismiss()?;
+        }
+        let metrics = metrics::exports(Arc::clone(&engine), Arc::clone(served.server()));
+        let (successors, asking) = mpsc::channel();
+        let controlled = args.controls.serve(
+            &args.tree(&served, self.device.port),
+            self.control.as_deref(),
+            "export",
+            metrics,
+            successors,
+        )?;
+        let names: Vec<String> = self.places.iter().map(ToString::to_string).collect();
+        say!("listening on {}", names.join(", "));
+        served.announce();
+        let exported = export_names(&served);
+        // Relaxed: the flag publishes nothing but itself.
+        let input_is_there =
+            || self.ended.as_ref().is_none_or(|ended| !ended.load(Ordering::Relaxed));
+        let supervisor = Supervisor::of_this_process();
+        let slice = supervisor.pause(CHECK_INTERVAL);
+        supervisor.ready("serving disks");
+        let (mut logged, mut heir) = (Instant::now(), None);
+        while heir.is_none() && !stop.wait(Some(slice)) && input_is_there() {
+            // What clients do is logged once a second.
+            if logged.elapsed() >= LOG_INTERVAL {
+                logged = Instant::now();
+                served.log();
+            }
+            if hangups.swap(false, Ordering::Relaxed) {
+                supervisor.reloading();
+                served.resize();
+                supervisor.ready("serving disks");
+            }
+            supervisor.beat();
+            if let Ok(asks) = asking.try_recv() {
+                heir = Heir::of(asks, &self.service, || self.cannot_hand_over(&served, &exported));
+            }
+        }
+        served.log();
+        if heir.is_none() {
+            supervisor.stopping(Duration::ZERO, "closing sessions");
+        } else {
+            say!("handing over to another process");
+        }
+        drop(controlled);
+        served.server().close();
+        engine.close();
+        let Some(heir) = heir else { return Ok(Ended::Here) };
+        if let Err(error) = heir.send(&Parcel::default()) {
+            note!("not handed over: {error}");
+        }
+        Ok(Ended::Handed(heir))
+    }
+
+    /// Tells why another process with the same options cannot serve the exports.
+    fn cannot_hand_over(&self, served: &Served, exported: &[String]) -> Option<String> {
+        if !self.args.memory.is_empty() {
+            return Some("an export of --memory ends with its process".to_owned());
+        }
+        let text = "a command has added or removed exports, which its options do not say";
+        (export_names(served) != exported).then(|| text.to_owned())
+    }
+}
+
+fn export_names(served: &Served) -> Vec<String> {
+    let exports = rnbd_tree::Exports::exports(served);
+    exports.into_iter().map(|export| export.name).collect()
 }
 
 /// Returns a flag that is set when the standard input ends.

@@ -5,18 +5,19 @@ use std::{
     path::PathBuf,
     sync::{
         Arc,
-        mpsc::{self, TryRecvError},
+        mpsc::{self, Receiver, TryRecvError},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use bowline_ctl::Sys;
+use bowline_ctl::{Successor, Sys};
 use bowline_node::{
     Failure, Outcome,
     disks::{
-        DeviceConfig, DiskFrontEnds, FrontEndConfig, MapConfig, Mapping, Route, UNMAP_PATIENCE,
-        client_classes, map_patiently, refused, report_all, unmap_all, watch,
+        DeviceConfig, DiskFrontEnds, FrontEndConfig, HandedFrontEnds, Heir, MapConfig, Mapping,
+        Predecessor, Route, Service, UNMAP_PATIENCE, client_classes, map_patiently, refused,
+        report_all, unmap_all, watch,
     },
     log::Duty,
     metrics, namespaces,
@@ -39,6 +40,14 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// Number of consecutive checks without disks after which it ends. Commands such as remap unmap
 /// disks and map them again, and the process must live on meanwhile.
 const IDLE_CHECKS: u32 = 10;
+/// How long another process that takes over waits for requests in progress.
+const HAND_OVER_WAIT: Duration = Duration::from_secs(5);
+/// How long the addresses and the session of a process that was replaced may take to be free, and
+/// how often that is tried.
+const FREE_WAIT: Duration = Duration::from_secs(3);
+const FREE_POLL: Duration = Duration::from_millis(5);
+/// How often a disk that was handed over, and taken back, is tried.
+const MAP_AGAIN: Duration = Duration::from_millis(500);
 /// How often it checks whether the server has answered.
 const ANSWER_POLL: Duration = Duration::from_millis(1);
 
@@ -71,6 +80,11 @@ pub(super) struct Args {
     /// Keep running when no disk is mapped, and wait for commands that map one
     #[arg(long)]
     stay: bool,
+    /// Take the place of the process that has this disk mapped, which ends: clients of its --nbd
+    /// and users of its --fuse keep their connections and files, and notice a pause. Give all other
+    /// options as that one has them; it is found by its control socket
+    #[arg(long, requires = "from", conflicts_with = "no_control")]
+    replace: bool,
     #[command(flatten)]
     device_options: DeviceArgs,
     #[command(flatten)]
@@ -128,55 +142,187 @@ pub(super) fn mapped(
     }
 }
 
+/// What this process continues with.
+struct Inherited {
+    front_ends: HandedFrontEnds,
+    /// The process that has handed it over, unless it was this one, which has taken it back.
+    predecessor: Option<Predecessor>,
+}
+
 /// Runs the command.
 pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
     let stop = Stop::install_with(Duty::Service { json: false })?;
     let device = args.device.as_deref().ok_or_else(|| Failure::usage("a device is missing"))?;
-    let (on_path, mut paths) = watch::new();
     let route = args.route.route(&args.further)?;
-    let (how, local) = (MapConfig::from(&args.how), DeviceConfig::from(&args.device_options));
-    let (client, disk) = mapped(device, route, &how, &local, &stop, on_path)?;
-    let (sender, notices) = mpsc::channel();
     let wanted = FrontEndConfig::from(&args.front_ends);
-    let front_ends = DiskFrontEnds::new(Arc::clone(&client), wanted.clone(), sender);
-    let mapping = Mapping { options: client.defaults().clone(), front_ends: wanted.clone() };
-    front_ends.remember(&disk, mapping);
-    let opened = front_ends.open(&disk, &wanted);
-    let of = Arc::clone(&client);
-    let metrics = metrics::mapped(
-        Arc::clone(client.engine()),
-        move || of.sessions(),
-        Arc::<DiskFrontEnds>::clone(&front_ends),
-    );
-    let tree =
-        client_classes(Sys::new().proc(namespaces::proc()), &front_ends, args.controls.files())
-            .blocks(disks_node(Arc::<DiskFrontEnds>::clone(&front_ends)))
-            .tree();
-    let served = args.controls.serve(&tree, control.as_deref(), "map", metrics);
-    let result =
-        opened.map_err(|error| Failure::failed(format!("a front end of {device}: {error}")));
-    let result = result.and(served);
-    let result = result.map(|served| {
-        drop(disk);
-        report_all(&notices);
-        let why = |own: IpAddr, server: IpAddr| client.engine().fault(own, server);
-        let supervisor = Supervisor::of_this_process();
-        supervisor.ready(&format!("{device} is mapped"));
-        let mut idle = 0;
-        while idle < IDLE_CHECKS && !stop.wait(Some(CHECK_INTERVAL)) {
+    let service = Service::Map {
+        device: device.to_owned(),
+        session: route.session.clone(),
+        front_ends: wanted.absolute()?,
+    };
+    let mut inherited = None;
+    if args.replace {
+        let predecessor = Predecessor::find(control.as_deref(), service.clone())?;
+        let front_ends = predecessor.take().and_then(|parcel| {
+            HandedFrontEnds::unpack(parcel)
+                .map_err(|error| Failure::failed(format!("what was handed over: {error}")))
+        })?;
+        inherited = Some(Inherited { front_ends, predecessor: Some(predecessor) });
+    }
+    let mapped = Mapped { args, control, device, route, wanted, service, stop };
+    loop {
+        let Some(front_ends) = mapped.serve(inherited)? else { return Ok(()) };
+        note!("the process that was to replace this one has not continued: this one does");
+        inherited = Some(Inherited { front_ends, predecessor: None });
+    }
+}
+
+/// The command, with what its options mean.
+struct Mapped<'a> {
+    args: &'a Args,
+    control: Option<PathBuf>,
+    device: &'a str,
+    route: Route,
+    wanted: FrontEndConfig,
+    service: Service,
+    stop: Stop,
+}
+
+/// How the service of a disk has ended.
+enum Ended {
+    /// The process ends.
+    Here,
+    /// Another process continues with the front ends.
+    Handed(Heir, HandedFrontEnds),
+}
+
+impl Mapped<'_> {
+    /// Maps the disk. One that clients wait for is tried again: for a while, should what the other
+    /// process had not be free yet, or for as long as this process runs.
+    fn map(
+        &self,
+        inherited: Option<&Inherited>,
+    ) -> Outcome<(Arc<Client>, Arc<Disk>, watch::Watch)> {
+        let (how, local) =
+            (MapConfig::from(&self.args.how), DeviceConfig::from(&self.args.device_options));
+        let began = Instant::now();
+        loop {
+            let (on_path, paths) = watch::new();
+            let found = mapped(self.device, self.route.clone(), &how, &local, &self.stop, on_path);
+            let pause = match inherited {
+                Some(Inherited { predecessor: None, .. }) => Some(MAP_AGAIN),
+                Some(_) if began.elapsed() < FREE_WAIT => Some(FREE_POLL),
+                _ => None,
+            };
+            match (found, pause) {
+                (Err(_), Some(pause)) if !self.stop.wait(Some(pause)) => {}
+                (found, _) => return found.map(|(client, disk)| (client, disk, paths)),
+            }
+        }
+    }
+
+    /// Maps the disk and serves it. Returns its front ends if another process was to continue with
+    /// them, and did not.
+    fn serve(&self, inherited: Option<Inherited>) -> Outcome<Option<HandedFrontEnds>> {
+        match self.serve_to_end(inherited)? {
+            Ended::Here => Ok(None),
+            Ended::Handed(heir, front_ends) if heir.serves(&self.stop) => {
+                say!("handed over");
+                Supervisor::of_this_process().stopping(Duration::ZERO, "handed over");
+                drop(front_ends);
+                Ok(None)
+            }
+            Ended::Handed(_, front_ends) => Ok(Some(front_ends)),
+        }
+    }
+
+    fn serve_to_end(&self, inherited: Option<Inherited>) -> Outcome<Ended> {
+        let Self { args, control, device, stop, wanted, .. } = self;
+        let (client, disk, mut paths) = self.map(inherited.as_ref())?;
+        let (sender, notices) = mpsc::channel();
+        let front_ends = DiskFrontEnds::new(Arc::clone(&client), wanted.clone(), sender);
+        let mapping = Mapping { options: client.defaults().clone(), front_ends: wanted.clone() };
+        front_ends.remember(&disk, mapping);
+        let (handed, predecessor) = inherited.map_or_else(Default::default, |inherited| {
+            (inherited.front_ends, inherited.predecessor)
+        });
+        let opened = front_ends.open_with(&disk, wanted, handed);
+        let mut result =
+            opened.map_err(|error| Failure::failed(format!("a front end of {device}: {error}")));
+        if let (Ok(()), Some(predecessor)) = (&result, predecessor) {
+            result = predecessor.dismiss();
+        }
+        let of = Arc::clone(&client);
+        let metrics = metrics::mapped(
+            Arc::clone(client.engine()),
+            move || of.sessions(),
+            Arc::<DiskFrontEnds>::clone(&front_ends),
+        );
+        let tree =
+            client_classes(Sys::new().proc(namespaces::proc()), &front_ends, args.controls.files())
+                .blocks(disks_node(Arc::<DiskFrontEnds>::clone(&front_ends)))
+                .tree();
+        let (successors, asking) = mpsc::channel();
+        let served = args.controls.serve(&tree, control.as_deref(), "map", metrics, successors);
+        let result = result.and(served).map(|served| {
+            let name = disk.local_name().to_owned();
+            drop(disk);
+            report_all(&notices);
+            let why = |own: IpAddr, server: IpAddr| client.engine().fault(own, server);
+            let supervisor = Supervisor::of_this_process();
+            supervisor.ready(&format!("{device} is mapped"));
+            let (mut idle, mut ended) = (0, Ended::Here);
+            while idle < IDLE_CHECKS && !stop.wait(Some(CHECK_INTERVAL)) {
+                report_all(&notices);
+                paths.report(why);
+                idle = if args.stay || front_ends.is_needed() { 0 } else { idle + 1 };
+                supervisor.beat();
+                if let Some(handed) = self.hand_over(&front_ends, &name, &asking) {
+                    ended = handed;
+                    break;
+                }
+            }
+            if let Ended::Here = ended {
+                supervisor.stopping(UNMAP_PATIENCE, "unmapping");
+            }
             report_all(&notices);
             paths.report(why);
-            idle = if args.stay || front_ends.is_needed() { 0 } else { idle + 1 };
-            supervisor.beat();
+            // An unmap in progress may wait for a lost session.
+            front_ends.fail_fast();
+            // Answers requests in progress, such as the command that unmapped the last disk.
+            drop(served);
+            ended
+        });
+        unmap_all(&client, stop, || front_ends.close());
+        if let Ok(Ended::Handed(..)) = result {
+            // The next process needs the device's addresses.
+            client.engine().close();
         }
-        supervisor.stopping(UNMAP_PATIENCE, "unmapping");
-        report_all(&notices);
-        paths.report(why);
-        // An unmap in progress may wait for a lost session.
-        front_ends.fail_fast();
-        // Answers requests in progress, such as the command that unmapped the last disk.
-        drop(served);
-    });
-    unmap_all(&client, &stop, || front_ends.close());
-    result
+        result
+    }
+
+    /// Hands the front ends over if another process asks for them and may have them.
+    fn hand_over(
+        &self,
+        front_ends: &DiskFrontEnds,
+        disk: &str,
+        asking: &Receiver<Successor>,
+    ) -> Option<Ended> {
+        let asks = asking.try_recv().ok()?;
+        let heir = Heir::of(asks, &self.service, || front_ends.cannot_hand_over(disk))?;
+        say!("handing over to another process");
+        let handed = match front_ends.hand_over(disk, HAND_OVER_WAIT) {
+            Ok(handed) => handed,
+            Err(trouble) => {
+                note!("not handed over: {trouble}");
+                heir.refuse(&trouble.text);
+                return None;
+            }
+        };
+        let sent = handed.pack().and_then(|parcel| heir.send(&parcel));
+        if let Err(error) = sent {
+            note!("not handed over: {error}");
+        }
+        Some(Ended::Handed(heir, handed))
+    }
 }

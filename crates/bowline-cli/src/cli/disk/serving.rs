@@ -1,8 +1,11 @@
 //! Control socket, tree of files and metrics of a process that serves until a stop signal.
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    sync::mpsc::Sender,
+};
 
-use bowline_ctl::{Server, Tree, folder, fusefs, sweep};
+use bowline_ctl::{Server, Successor, Tree, folder, fusefs, sweep};
 use bowline_node::{Failure, Outcome, metrics, mount::mounted, options::MetricsOptions};
 use bowline_rtrs_driver::tree::Files;
 
@@ -38,12 +41,14 @@ impl Controls {
     }
 
     /// Serves tree and metrics; the socket is named after the process unless a place is given.
+    /// Processes that ask there to continue in the place of this one are sent to `successors`.
     pub(super) fn serve(
         &self,
         tree: &Tree,
         control: Option<&Path>,
         word: &str,
         metrics: metrics::Source,
+        successors: Sender<Successor>,
     ) -> Outcome<Controlled> {
         let socket = if self.no_control {
             None
@@ -51,7 +56,7 @@ impl Controls {
             let own = folder().join(format!("{word}-{}.sock", std::process::id()));
             let place = control.unwrap_or(&own);
             sweep(&folder());
-            let served = Server::start(place, tree.clone());
+            let served = Server::start_replaceable(place, tree.clone(), successors);
             Some(served.map_err(|error| {
                 Failure::failed(format!(
                     "cannot listen on {}: {error}; choose another path with --control SOCKET, or \
