@@ -246,7 +246,7 @@ impl Mount {
     }
 
     /// Leaves a mount that [is paused](Self::is_paused), and returns what another process needs to
-    /// [go on](resume) with it: programs notice a pause.
+    /// [resume](resume) it: programs notice a pause.
     ///
     /// # Errors
     /// No descriptors left: it is unmounted.

@@ -501,7 +501,7 @@ impl<'a> Input<'a> {
     }
 
     /// Fills memory with the next bytes: those that are not buffered are received straight into it.
-    /// A pause that begins meanwhile takes the request back.
+    /// A pause that begins then takes the request back.
     fn read_into(&mut self, mem: &Mem) -> Result<(), Ended> {
         let first = self.buffered().len().min(mem.len);
         mem.buffer.write(mem.offset, &self.buffered()[..first]);

@@ -22,7 +22,7 @@ pub(super) const REST: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
 /// A server without its disk, for another process that takes it over.
 #[derive(Debug)]
 pub struct Handed {
-    /// The socket at which it listens. Who connects meanwhile waits there.
+    /// The socket at which it listens. Who connects waits there.
     pub listener: UnixListener,
     /// Its clients.
     pub clients: Vec<HandedClient>,

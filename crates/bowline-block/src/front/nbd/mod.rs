@@ -112,7 +112,7 @@ pub fn serve(disk: Arc<dyn BlockDevice>, at: &Path, options: NbdOptions) -> io::
 }
 
 /// Continues with a server that another process has [handed over](NbdServer::hand_over), at the path
-/// at which it listens. The disk must be the same: clients were told its size and abilities.
+/// at which it listens. The disk must be the same: clients know its size and abilities.
 ///
 /// # Errors
 /// EINVAL for invalid options; errors of the system calls.
@@ -201,7 +201,7 @@ impl NbdServer {
     }
 
     /// Ends a server that [is paused](Self::is_paused), and returns what another process needs to
-    /// [go on](resume) with it: clients notice a pause. A client that does not choose an export in
+    /// [resume](resume) it: clients notice a pause. A client that does not choose an export in
     /// time is disconnected.
     ///
     /// # Errors

@@ -112,7 +112,7 @@ impl Output {
             }
             drop(state);
             // A signal interrupts; a socket that was shut down is ready. The connection may be left
-            // to another process meanwhile.
+            // to another process.
             let _ = poll(&mut [PollFd::new(socket, PollFlags::OUT)], Some(&FULL_POLL));
             state = self.lock();
             state.push_out(socket, requests);
