@@ -8,13 +8,16 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bowline_ctl::{ClientConnection, ClientHandler};
-use bowline_rnbd::{Errno, IoOp, Limits};
+use bowline_rnbd::{IoOp, Limits};
 use bowline_verbs::Mem;
 use rustix::net::RecvFlags;
 
+use super::check::check;
 use super::handshake::{self, Outcome};
 use super::output::{Output, Reply};
+use super::reply::{self, Failure, Head, Origin};
 use super::requests::{Place, Request, Requests};
+use super::wire::Session;
 use super::{NbdOptions, wire};
 use crate::device::{BlockDevice, DiskDone, DiskIo};
 use crate::front::sys;
@@ -34,6 +37,7 @@ pub(super) struct Connection {
     client: ClientConnection,
     disk: Arc<dyn BlockDevice>,
     options: NbdOptions,
+    session: Session,
     requests: Requests,
     output: Output,
     /// The client has hung up, so data read for it is unwanted. Relaxed, as `aborted`: neither
@@ -87,9 +91,9 @@ impl Connection {
         disk: Arc<dyn BlockDevice>,
         options: NbdOptions,
     ) -> io::Result<()> {
-        if negotiate(client.socket(), &*disk, &options)? == Outcome::Abort {
+        let Outcome::Begin(session) = negotiate(client.socket(), &*disk, &options)? else {
             return Ok(());
-        }
+        };
         let memory =
             disk.memory(options.memory).map_err(|errno| io::Error::from_raw_os_error(errno.0))?;
         let connection = Arc::new_cyclic(|me| Self {
@@ -97,6 +101,7 @@ impl Connection {
             client,
             disk,
             options,
+            session,
             requests: Requests::new(memory),
             output: Output::default(),
             hung_up: AtomicBool::new(false),
@@ -175,22 +180,21 @@ impl Connection {
         batch: &mut Vec<DiskIo>,
     ) -> Result<(), Ended> {
         let limits = limits(&*self.disk, &self.options);
-        let op = match request.command {
-            wire::CMD_DISC => return Err(Ended::Disconnect),
-            wire::CMD_READ => Ok(IoOp::Read),
-            wire::CMD_WRITE => Ok(IoOp::Write),
-            wire::CMD_FLUSH => Ok(IoOp::Flush),
-            wire::CMD_TRIM => Ok(IoOp::Discard),
-            wire::CMD_WRITE_ZEROES => Ok(IoOp::WriteZeroes),
-            _ => Err(Errno::EINVAL),
-        };
-        let op = op.and_then(|op| check(&limits, request, op).map(|()| op));
+        if request.command == wire::CMD_DISC {
+            return Err(Ended::Disconnect);
+        }
+        let op = check(&limits, self.session, request);
         let is_write = request.command == wire::CMD_WRITE;
+        let origin = Origin {
+            cookie: request.cookie,
+            is_read: request.command == wire::CMD_READ,
+            offset: request.offset,
+        };
         if is_write && request.len > wire::MAX_PAYLOAD {
             // Too much data even to skip.
             return Err(Ended::Broken);
         }
-        if op == Ok(IoOp::Read) && self.hung_up.load(Relaxed) {
+        if matches!(op, Ok(IoOp::Read)) && self.hung_up.load(Relaxed) {
             return Ok(());
         }
         let data = match op {
@@ -206,15 +210,19 @@ impl Connection {
         });
         let (op, place) = match (op, place.ok_or(Ended::Broken)?) {
             (Ok(op), Ok(place)) => (op, place),
-            (op, place) => {
-                let errno = op.err().or(place.as_ref().err().copied()).unwrap_or(Errno::EIO);
+            (op, _) => {
+                let failure = op.err().unwrap_or(Failure {
+                    error: wire::ENOMEM,
+                    text: "no memory for the data of a large request",
+                    at: None,
+                });
                 if is_write {
                     self.disk.submit(batch);
                     input.skip(request.len as usize)?;
                 }
                 // Many of them may follow.
                 input.turns.leave(&*self.disk);
-                self.refuse(request.cookie, errno);
+                self.refuse(origin, &failure);
                 return Ok(());
             }
         };
@@ -232,10 +240,9 @@ impl Connection {
         // RNBD supports FUA for writes only. [NB-24]
         let native_fua = op == IoOp::Write && limits.fua;
         let tag = self.requests.add(Request {
-            cookie: request.cookie,
+            origin,
             place,
             len: data,
-            is_read: op == IoOp::Read,
             flush_after: fua && op.changes() && !native_fua && limits.write_cache,
         });
         batch.push(DiskIo {
@@ -255,10 +262,30 @@ impl Connection {
         Some(self.weak_self.upgrade()?)
     }
 
-    fn refuse(&self, cookie: u64, errno: Errno) {
-        let header = wire::reply(wire::error_of(errno.neg()), cookie);
-        let reply = Reply { header, place: Place::None, len: 0, has_data: false };
+    /// Answers a request that has no memory with an error.
+    fn refuse(&self, origin: Origin, failure: &Failure<'_>) {
+        let (head, tail) = reply::failure(self.session.format, origin, failure);
+        let reply = Reply { head, tail, place: Place::None, len: 0, has_data: false };
         self.output.send(self.socket(), &self.requests, std::iter::once(reply));
+    }
+
+    /// Builds the reply to a request from the result of the disk: 0, or a negative errno.
+    fn reply(&self, request: Request, errno: i32) -> Reply {
+        let Request { origin, place, len, .. } = request;
+        let (head, tail) = if errno == 0 {
+            (reply::success(self.session.format, origin, len), Box::default())
+        } else {
+            self.disk_error(origin, errno)
+        };
+        Reply { head, tail, place, len, has_data: origin.is_read && errno == 0 }
+    }
+
+    #[cold]
+    fn disk_error(&self, origin: Origin, errno: i32) -> (Head, Box<[u8]>) {
+        // NBD has few error numbers; the text has the disk's own.
+        let text = io::Error::from_raw_os_error(errno.wrapping_neg()).to_string();
+        let failure = Failure { error: wire::error_number(errno), text: &text, at: None };
+        reply::failure(self.session.format, origin, &failure)
     }
 }
 
@@ -289,12 +316,7 @@ impl DiskDone for Connection {
                 flushes.push(tag);
                 return None;
             };
-            Some(Reply {
-                header: wire::reply(wire::error_of(errno), request.cookie),
-                place: request.place,
-                len: request.len,
-                has_data: request.is_read && errno == 0,
-            })
+            Some(self.reply(request, errno))
         });
         self.output.send(self.socket(), &self.requests, replies);
         if let (false, Some(done)) = (flushes.is_empty(), self.done()) {
@@ -311,33 +333,6 @@ impl DiskDone for Connection {
             self.disk.submit(&mut flushes.into_iter().map(flush).collect());
         }
     }
-}
-
-/// Refuses requests that are invalid in NBD, before they reach the disk.
-fn check(limits: &Limits, request: &wire::Request, op: IoOp) -> Result<(), Errno> {
-    let known = wire::CMD_FLAG_FUA | wire::CMD_FLAG_NO_HOLE;
-    if request.flags & !known != 0 {
-        return Err(Errno::EINVAL);
-    }
-    if op == IoOp::Flush {
-        return Ok(());
-    }
-    if limits.read_only && op.changes() {
-        return Err(Errno::EPERM);
-    }
-    let (offset, len, block) = (request.offset, u64::from(request.len), u64::from(limits.logical));
-    if !offset.is_multiple_of(block) || !len.is_multiple_of(block) {
-        return Err(Errno::EINVAL);
-    }
-    if op == IoOp::Read && request.len > wire::MAX_PAYLOAD {
-        return Err(Errno::EINVAL);
-    }
-    if !limits.holds(offset, len) {
-        // As NBD demands: ENOSPC for writes, EINVAL for others.
-        let writes = matches!(op, IoOp::Write | IoOp::WriteZeroes);
-        return Err(if writes { Errno::ENOSPC } else { Errno::EINVAL });
-    }
-    Ok(())
 }
 
 /// Socket of the handshake, which reads exactly what it needs: no byte of the first request is lost

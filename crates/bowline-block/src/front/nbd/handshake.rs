@@ -4,7 +4,7 @@ use std::io::{self, Read, Write};
 
 use bowline_rnbd::Limits;
 
-use super::wire::{self, Fields};
+use super::wire::{self, Fields, Format, Session};
 
 /// Longest data of an option in bytes; longer ones end the connection.
 const MAX_OPTION: usize = 16 << 10;
@@ -15,7 +15,7 @@ const MAX_OPTIONS: usize = 64;
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Outcome {
     /// The client sends requests next.
-    Begin,
+    Begin(Session),
     /// The client ends the connection.
     Abort,
 }
@@ -41,6 +41,7 @@ pub(super) fn run(
     if flags & !u32::from(wire::FIXED_NEWSTYLE | wire::NO_ZEROES) != 0 {
         return Err(io::ErrorKind::InvalidData.into());
     }
+    let mut session = Session::default();
     for _ in 0..MAX_OPTIONS {
         let (option, data) = read_option(socket)?;
         let mine = |wanted: &[u8]| wanted.is_empty() || wanted == name.as_bytes();
@@ -50,12 +51,12 @@ pub(super) fn run(
                 let limits = limits();
                 let mut out = Vec::with_capacity(134);
                 out.extend(limits.bytes.to_be_bytes());
-                out.extend(wire::flags_of(&limits).to_be_bytes());
+                out.extend(wire::transmission_flags(&limits, session).to_be_bytes());
                 if flags & u32::from(wire::NO_ZEROES) == 0 {
                     out.extend([0; 124]);
                 }
                 socket.write_all(&out)?;
-                return Ok(Outcome::Begin);
+                return Ok(Outcome::Begin(session));
             }
             wire::OPT_EXPORT_NAME => return Err(io::ErrorKind::InvalidData.into()),
             wire::OPT_ABORT => {
@@ -75,14 +76,21 @@ pub(super) fn run(
                     answer(socket, option, wire::REP_ERR_UNKNOWN, &[])?;
                 }
                 Some((_, wants_name)) => {
-                    send_info(socket, option, &limits(), wants_name.then_some(name))?;
+                    let name = wants_name.then_some(name);
+                    send_info(socket, option, &limits(), session, name)?;
                     answer(socket, option, wire::REP_ACK, &[])?;
                     if option == wire::OPT_GO {
-                        return Ok(Outcome::Begin);
+                        return Ok(Outcome::Begin(session));
                     }
                 }
             },
-            wire::OPT_LIST => answer(socket, option, wire::REP_ERR_INVALID, &[])?,
+            wire::OPT_STRUCTURED_REPLY if data.is_empty() => {
+                session.format = Format::Structured;
+                answer(socket, option, wire::REP_ACK, &[])?;
+            }
+            wire::OPT_LIST | wire::OPT_STRUCTURED_REPLY => {
+                answer(socket, option, wire::REP_ERR_INVALID, &[])?;
+            }
             _ => answer(socket, option, wire::REP_ERR_UNSUP, &[])?,
         }
     }
@@ -132,11 +140,12 @@ fn send_info(
     socket: &mut impl Write,
     option: u32,
     limits: &Limits,
+    session: Session,
     name: Option<&str>,
 ) -> io::Result<()> {
     let mut export = wire::INFO_EXPORT.to_be_bytes().to_vec();
     export.extend(limits.bytes.to_be_bytes());
-    export.extend(wire::flags_of(limits).to_be_bytes());
+    export.extend(wire::transmission_flags(limits, session).to_be_bytes());
     answer(socket, option, wire::REP_INFO, &export)?;
     if let Some(name) = name {
         let mut out = wire::INFO_NAME.to_be_bytes().to_vec();
@@ -213,10 +222,10 @@ mod tests {
     #[test]
     fn old_clients_get_the_zeroes_they_wait_for() {
         let (outcome, said) = ask(1, &[option(wire::OPT_EXPORT_NAME, b"disk")]);
-        assert_eq!(outcome.unwrap(), Outcome::Begin);
+        assert_eq!(outcome.unwrap(), Outcome::Begin(Session::default()));
         assert_eq!(said.len(), 8 + 2 + 124);
         let (outcome, said) = ask(3, &[option(wire::OPT_EXPORT_NAME, b"")]);
-        assert_eq!(outcome.unwrap(), Outcome::Begin);
+        assert_eq!(outcome.unwrap(), Outcome::Begin(Session::default()));
         assert_eq!(said.len(), 8 + 2);
         assert_eq!(said[..8], (1_u64 << 20).to_be_bytes());
         assert!(ask(3, &[option(wire::OPT_EXPORT_NAME, b"other")]).0.is_err());
@@ -229,19 +238,35 @@ mod tests {
             &[
                 option(wire::OPT_LIST, b""),
                 option(wire::OPT_LIST, b"x"),
-                option(8, b""),
+                option(99, b""),
                 option(wire::OPT_INFO, &info("disk", &[wire::INFO_NAME])),
                 option(wire::OPT_INFO, &info("other", &[])),
                 option(wire::OPT_GO, b"\0\0\0\xffx"),
                 option(wire::OPT_GO, &info("", &[])),
             ],
         );
-        assert_eq!(outcome.unwrap(), Outcome::Begin);
+        assert_eq!(outcome.unwrap(), Outcome::Begin(Session::default()));
         let (unsup, invalid, unknown) =
             (wire::REP_ERR_UNSUP, wire::REP_ERR_INVALID, wire::REP_ERR_UNKNOWN);
         assert_eq!(kinds(&said), [2, 1, invalid, unsup, 3, 3, 3, 1, unknown, invalid, 3, 3, 1]);
         let (outcome, said) = ask(3, &[option(wire::OPT_ABORT, b"")]);
         assert_eq!((outcome.unwrap(), kinds(&said)), (Outcome::Abort, vec![1]));
+    }
+
+    #[test]
+    fn structured_replies_are_negotiated_and_the_flags_show_it() {
+        // tests [NB-53]
+        let flags = |said: &[u8]| u16::from_be_bytes(said[said.len() - 2..].try_into().unwrap());
+        let number = wire::OPT_STRUCTURED_REPLY;
+        let structured = Session { format: Format::Structured };
+        let (outcome, said) = ask(3, &[option(number, b""), option(wire::OPT_EXPORT_NAME, b"")]);
+        assert_eq!(outcome.unwrap(), Outcome::Begin(structured));
+        assert_eq!(kinds(&said[..20]), [wire::REP_ACK]);
+        assert_eq!(flags(&said), wire::transmission_flags(&Limits::plain(0), structured));
+        let (outcome, said) = ask(3, &[option(number, b"x"), option(wire::OPT_EXPORT_NAME, b"")]);
+        assert_eq!(outcome.unwrap(), Outcome::Begin(Session::default()));
+        assert_eq!(kinds(&said[..20]), [wire::REP_ERR_INVALID]);
+        assert_eq!(flags(&said), wire::transmission_flags(&Limits::plain(0), Session::default()));
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! A disk behind a unix socket that speaks NBD: fixed newstyle handshake, simple replies.
+//! A disk behind a unix socket that speaks NBD: fixed newstyle handshake, simple or structured
+//! replies.
 //!
 //! ```text
 //!   bowline-nbd      lets clients in, as long as there are places, and notices who hangs up
@@ -11,9 +12,11 @@
 //!
 //! Spec: `docs/spec/rnbd.md`, NB-53; the protocol is NBD's own `doc/proto.md`.
 
+mod check;
 mod connection;
 mod handshake;
 mod output;
+mod reply;
 mod requests;
 mod wire;
 

@@ -5,6 +5,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use bowline_rnbd::Errno;
 use bowline_verbs::Mem;
 
+use super::reply::Origin;
 use crate::device::{BlockDevice, DeviceMem};
 use crate::front::range_alloc::RangeAllocator;
 
@@ -27,12 +28,10 @@ pub(super) enum Place {
 /// A request in flight.
 #[derive(Debug)]
 pub(super) struct Request {
-    pub(super) cookie: u64,
+    pub(super) origin: Origin,
     pub(super) place: Place,
     /// Bytes of data.
     pub(super) len: u32,
-    /// The data goes to the client.
-    pub(super) is_read: bool,
     /// A flush has to follow before the answer.
     pub(super) flush_after: bool,
 }

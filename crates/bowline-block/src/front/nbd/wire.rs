@@ -1,8 +1,7 @@
-//! The NBD protocol's numbers and messages: fixed newstyle handshake, simple replies.
+//! The NBD protocol's numbers, and requests. All numbers are big-endian.
 //!
 //! ```text
 //!   request, 28 bytes:  magic u32 | flags u16 | command u16 | cookie u64 | offset u64 | length u32
-//!   reply,   16 bytes:  magic u32 | error u32 | cookie u64        all numbers big-endian
 //! ```
 
 use bowline_rnbd::Limits;
@@ -21,6 +20,7 @@ pub(super) const OPT_ABORT: u32 = 2;
 pub(super) const OPT_LIST: u32 = 3;
 pub(super) const OPT_INFO: u32 = 6;
 pub(super) const OPT_GO: u32 = 7;
+pub(super) const OPT_STRUCTURED_REPLY: u32 = 8;
 
 pub(super) const REP_ACK: u32 = 1;
 pub(super) const REP_SERVER: u32 = 2;
@@ -39,6 +39,7 @@ const SEND_FLUSH: u16 = 1 << 2;
 const SEND_FUA: u16 = 1 << 3;
 const SEND_TRIM: u16 = 1 << 5;
 const SEND_WRITE_ZEROES: u16 = 1 << 6;
+const SEND_DF: u16 = 1 << 7;
 const CAN_MULTI_CONN: u16 = 1 << 8;
 
 pub(super) const CMD_READ: u16 = 0;
@@ -50,17 +51,32 @@ pub(super) const CMD_WRITE_ZEROES: u16 = 6;
 
 pub(super) const CMD_FLAG_FUA: u16 = 1;
 pub(super) const CMD_FLAG_NO_HOLE: u16 = 1 << 1;
+pub(super) const CMD_FLAG_DF: u16 = 1 << 2;
 
 const REQUEST_MAGIC: u32 = 0x2560_9513;
-const REPLY_MAGIC: u32 = 0x6744_6698;
 
 /// Most data of one request in bytes: the limit for clients that have not negotiated one.
 pub(super) const MAX_PAYLOAD: u32 = 32 << 20;
 pub(super) const REQUEST_LEN: usize = 28;
-pub(super) const REPLY_LEN: usize = 16;
+
+/// How replies look.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(super) enum Format {
+    /// A header with an error number, then the data of a read.
+    #[default]
+    Simple,
+    /// Chunks with a type and a length, for reads and for errors.
+    Structured,
+}
+
+/// What a client has negotiated before its first request.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(super) struct Session {
+    pub(super) format: Format,
+}
 
 /// Returns the transmission flags of an export. [NB-53]
-pub(super) fn flags_of(limits: &Limits) -> u16 {
+pub(super) fn transmission_flags(limits: &Limits, session: Session) -> u16 {
     // Flushes act on the disk, so they cover the writes of all connections.
     let mut flags = HAS_FLAGS | CAN_MULTI_CONN;
     for (has, flag) in [
@@ -69,6 +85,7 @@ pub(super) fn flags_of(limits: &Limits) -> u16 {
         (limits.fua, SEND_FUA),
         (limits.discard.is_some() && !limits.read_only, SEND_TRIM),
         (limits.max_write_zeroes > 0 && !limits.read_only, SEND_WRITE_ZEROES),
+        (session.format != Format::Simple, SEND_DF),
     ] {
         flags |= if has { flag } else { 0 };
     }
@@ -96,27 +113,23 @@ impl Request {
     }
 }
 
-/// A reply's header; data follows a read without error.
-pub(super) fn reply(error: u32, cookie: u64) -> [u8; REPLY_LEN] {
-    let mut out = [0; REPLY_LEN];
-    out[..4].copy_from_slice(&REPLY_MAGIC.to_be_bytes());
-    out[4..8].copy_from_slice(&error.to_be_bytes());
-    out[8..].copy_from_slice(&cookie.to_be_bytes());
-    out
-}
+pub(super) const EPERM: u32 = 1;
+pub(super) const EIO: u32 = 5;
+pub(super) const ENOMEM: u32 = 12;
+pub(super) const EINVAL: u32 = 22;
+pub(super) const ENOSPC: u32 = 28;
+pub(super) const ESHUTDOWN: u32 = 108;
 
-/// Converts an errno, 0 or negative, to an NBD error number.
-pub(super) fn error_of(errno: i32) -> u32 {
+/// Converts an errno of a disk, which is negative, to an NBD error number. EOVERFLOW and ENOTSUP
+/// are not among the results: in NBD they are answers to flags of requests.
+pub(super) fn error_number(errno: i32) -> u32 {
     match -errno {
-        0 => 0,
-        libc::EPERM | libc::EACCES | libc::EROFS => 1,
-        libc::ENOMEM => 12,
-        libc::EINVAL => 22,
-        libc::ENOSPC => 28,
-        libc::EOVERFLOW => 75,
-        libc::EOPNOTSUPP => 95,
-        libc::ESHUTDOWN => 108,
-        _ => 5,
+        libc::EPERM | libc::EACCES | libc::EROFS => EPERM,
+        libc::ENOMEM => ENOMEM,
+        libc::EINVAL | libc::EOPNOTSUPP => EINVAL,
+        libc::ENOSPC | libc::EDQUOT | libc::EFBIG => ENOSPC,
+        libc::ESHUTDOWN => ESHUTDOWN,
+        _ => EIO,
     }
 }
 
@@ -158,13 +171,13 @@ mod tests {
         assert_eq!(Request::parse(&bytes[..27]), None);
         bytes[3] = 0;
         assert_eq!(Request::parse(&bytes), None);
-        assert_eq!(reply(5, 1), [0x67, 0x44, 0x66, 0x98, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0, 1]);
     }
 
     #[test]
     fn flags_say_what_the_disk_can_do() {
         // tests [NB-53]
         let plain = Limits::plain(1 << 20);
+        let flags_of = |limits: &_| transmission_flags(limits, Session::default());
         assert_eq!(flags_of(&plain), HAS_FLAGS | CAN_MULTI_CONN);
         let discard = bowline_rnbd::Discard { max_bytes: 1, granularity: 1, alignment: 0 };
         let all = Limits {
@@ -180,5 +193,7 @@ mod tests {
         let ro = Limits { read_only: true, ..all };
         assert_eq!(flags_of(&ro) & (READ_ONLY | changes), READ_ONLY);
         assert_eq!(flags_of(&Limits { fua: false, ..all }) & SEND_FUA, 0);
+        let structured = transmission_flags(&all, Session { format: Format::Structured });
+        assert_eq!(structured, flags_of(&all) | SEND_DF);
     }
 }

@@ -1,0 +1,117 @@
+//! Requests of clients, checked before they reach the disk.
+
+use bowline_rnbd::{IoOp, Limits};
+
+use super::reply::Failure;
+use super::wire::{self, Format, Request, Session};
+
+/// Checks a request other than NBD_CMD_DISC against the disk and what was negotiated. Returns the
+/// operation of the disk.
+///
+/// # Errors
+/// The error that answers a request which is invalid in NBD.
+pub(super) fn check(
+    limits: &Limits,
+    session: Session,
+    request: &Request,
+) -> Result<IoOp, Failure<'static>> {
+    let op = match request.command {
+        wire::CMD_READ => IoOp::Read,
+        wire::CMD_WRITE => IoOp::Write,
+        wire::CMD_FLUSH => IoOp::Flush,
+        wire::CMD_TRIM => IoOp::Discard,
+        wire::CMD_WRITE_ZEROES => IoOp::WriteZeroes,
+        _ => return Err(invalid("unknown command")),
+    };
+    if request.flags & !known_flags(session, op) != 0 {
+        return Err(invalid("the command does not have this flag"));
+    }
+    if op == IoOp::Flush {
+        return Ok(op);
+    }
+    if limits.read_only && op.changes() {
+        return Err(Failure { error: wire::EPERM, text: "the disk is read-only", at: None });
+    }
+    let (offset, len, block) = (request.offset, u64::from(request.len), u64::from(limits.logical));
+    if !offset.is_multiple_of(block) || !len.is_multiple_of(block) {
+        return Err(invalid("not a multiple of the minimum block size"));
+    }
+    if op == IoOp::Read && request.len > wire::MAX_PAYLOAD {
+        return Err(invalid("longer than the maximum block size"));
+    }
+    if !limits.holds(offset, len) {
+        // As NBD demands: ENOSPC for writes, EINVAL for others.
+        let writes = matches!(op, IoOp::Write | IoOp::WriteZeroes);
+        let at = limits.bytes.max(offset);
+        return Err(Failure {
+            error: if writes { wire::ENOSPC } else { wire::EINVAL },
+            text: "beyond the end of the disk",
+            at: (at - offset < len).then_some(at),
+        });
+    }
+    Ok(op)
+}
+
+/// Returns the flags that a command may have.
+fn known_flags(session: Session, op: IoOp) -> u16 {
+    // NBD allows FUA for every command.
+    wire::CMD_FLAG_FUA
+        | match op {
+            IoOp::Read if session.format == Format::Structured => wire::CMD_FLAG_DF,
+            IoOp::WriteZeroes => wire::CMD_FLAG_NO_HOLE,
+            _ => 0,
+        }
+}
+
+fn invalid(text: &'static str) -> Failure<'static> {
+    Failure { error: wire::EINVAL, text, at: None }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STRUCTURED: Session = Session { format: Format::Structured };
+
+    fn refused(limits: &Limits, session: Session, request: Request) -> (u32, Option<u64>) {
+        let failure = check(limits, session, &request).unwrap_err();
+        (failure.error, failure.at)
+    }
+
+    #[test]
+    fn errors_name_the_first_byte_beyond_the_end() {
+        let limits = Limits::plain(1 << 20);
+        let read = Request { flags: 0, command: wire::CMD_READ, cookie: 0, offset: 0, len: 8192 };
+        for (offset, at) in [
+            ((1 << 20) - 4096, Some(1 << 20)),
+            (1 << 20, Some(1 << 20)),
+            (1 << 40, Some(1 << 40)),
+            (u64::MAX - 511, Some(u64::MAX - 511)),
+        ] {
+            let request = Request { offset, ..read };
+            assert_eq!(refused(&limits, STRUCTURED, request), (wire::EINVAL, at));
+        }
+        let write = Request { command: wire::CMD_WRITE, offset: 1 << 20, ..read };
+        assert_eq!(refused(&limits, STRUCTURED, write), (wire::ENOSPC, Some(1 << 20)));
+    }
+
+    #[test]
+    fn a_flag_belongs_to_its_command() {
+        let limits = Limits::plain(1 << 20);
+        let simple = Session::default();
+        let request = |command, flags| Request { flags, command, cookie: 0, offset: 0, len: 512 };
+        for (session, command, known) in [
+            (simple, wire::CMD_READ, wire::CMD_FLAG_FUA),
+            (STRUCTURED, wire::CMD_READ, wire::CMD_FLAG_FUA | wire::CMD_FLAG_DF),
+            (STRUCTURED, wire::CMD_WRITE, wire::CMD_FLAG_FUA),
+            (STRUCTURED, wire::CMD_FLUSH, wire::CMD_FLAG_FUA),
+            (STRUCTURED, wire::CMD_TRIM, wire::CMD_FLAG_FUA),
+            (simple, wire::CMD_WRITE_ZEROES, wire::CMD_FLAG_FUA | wire::CMD_FLAG_NO_HOLE),
+        ] {
+            for bit in 0..16 {
+                let is_ok = check(&limits, session, &request(command, 1 << bit)).is_ok();
+                assert_eq!(is_ok, known & 1 << bit != 0, "{command} {bit}");
+            }
+        }
+    }
+}
