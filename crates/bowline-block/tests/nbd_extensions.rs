@@ -4,15 +4,21 @@
 mod common;
 
 use std::io::Write;
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use bowline_block::backend::{Backend, BackendDone, BackendIo, BackendResult};
+use bowline_block::backend::{self, Backend, BackendDone, BackendIo, BackendResult, BackendSpec};
 use bowline_block::{Errno, IoOp, Limits};
 
-use common::{Client, FLUSH, Message, READ, TRIM, WRITE, memory, serve, succeed};
+use common::{
+    BLOCK_STATUS, Client, FLUSH, LIST_META_CONTEXT, Message, READ, SET_META_CONTEXT, TRIM, WRITE,
+    memory, serve, succeed,
+};
 
 /// NBD_CMD_FLAG_DF.
 const DF: u16 = 1 << 2;
+/// NBD_CMD_FLAG_REQ_ONE.
+const REQ_ONE: u16 = 1 << 3;
 /// NBD_REPLY_TYPE_OFFSET_DATA.
 const DATA: u16 = 1;
 
@@ -141,4 +147,125 @@ fn common_clients_negotiate_structured_replies() {
     if let Some(text) = succeed("qemu-io", &args) {
         assert!(!text.contains("Pattern verification failed"), "{text}");
     }
+}
+
+#[test]
+fn metadata_contexts_are_listed_and_selected() {
+    // tests [NB-53]
+    let served = serve("contexts", memory(1 << 20));
+    let (ack, context) =
+        ((1, vec![]), |id: u8| (4, [&[0, 0, 0, id], &b"base:allocation"[..]].concat()));
+    let (invalid, unknown) = ((1 << 31) + 3, (1 << 31) + 6);
+    let mut client = Client::begin(&served.path);
+    let early = client.contexts(SET_META_CONTEXT, "disk", &["base:allocation"]);
+    assert_eq!(early[0].0, invalid, "structured replies come first");
+    assert_eq!(client.option(8, b""), [ack.clone()]);
+    for (queries, listed) in [
+        (&[][..], true),
+        (&["base:"][..], true),
+        (&["qemu:", "base:allocation", "base:"][..], true),
+        (&["base:other", "x-y:z"][..], false),
+    ] {
+        let replies = client.contexts(LIST_META_CONTEXT, "", queries);
+        let wanted = if listed { vec![context(0), ack.clone()] } else { vec![ack.clone()] };
+        assert_eq!(replies, wanted, "{queries:?}");
+    }
+    assert_eq!(client.contexts(LIST_META_CONTEXT, "other", &[])[0].0, unknown);
+    // As many queries as an option holds, and as many as a number can say.
+    let many = vec![""; 4000];
+    assert_eq!(client.contexts(SET_META_CONTEXT, "disk", &many), [ack.clone()]);
+    assert_eq!(
+        client.option(SET_META_CONTEXT, &[0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff])[0].0,
+        invalid
+    );
+    // A selection replaces the one before, even one that fails.
+    let selected = client.contexts(SET_META_CONTEXT, "disk", &["base:allocation"]);
+    assert_eq!(selected, [context(1), ack.clone()]);
+    assert_eq!(client.contexts(SET_META_CONTEXT, "other", &["base:allocation"])[0].0, unknown);
+    client.go();
+    client.ask(0, BLOCK_STATUS, 1, 0, 4096);
+    let (_, error, text, _) = client.error();
+    assert_eq!((error, &*text), (22, "no metadata context was selected"));
+    client.ask(0, READ, 2, 0, 0);
+    assert_eq!(client.error().0, 2, "the connection continues");
+}
+
+#[test]
+fn what_was_never_written_is_a_hole_where_the_store_knows() {
+    // tests [NB-53]
+    let served = serve("status", memory(1 << 20));
+    let mut client = Client::with_status(&served);
+    assert_eq!(client.status(0, 0, 4096), [(1 << 20, 3)], "up to the end of the disk");
+    assert_eq!(client.status(REQ_ONE, 0, 4096), [(4096, 3)]);
+    client.ask(0, WRITE, 1, 8192, 512);
+    client.0.write_all(&[7; 512]).expect("data");
+    assert_eq!(client.message(), Message::Simple { cookie: 1, error: 0 });
+    let rest = (1 << 20) - 12_288;
+    assert_eq!(client.status(0, 0, 1 << 20), [(8192, 3), (4096, 0), (rest, 3)]);
+    assert_eq!(client.status(REQ_ONE, 0, 1 << 20), [(8192, 3)]);
+    assert_eq!(client.status(0, 8704, 512), [(3584, 0)]);
+    for (flags, offset, len, error) in
+        [(0, 0, 0, 22), (0, 512, 1 << 20, 22), (0, 100, 512, 22), (DF, 0, 512, 22)]
+    {
+        client.ask(flags, BLOCK_STATUS, 9, offset, len);
+        assert_eq!(client.error().1, error, "{flags} {offset} {len}");
+    }
+    // A store that cannot know, as a disk of another machine.
+    let served = serve("unknown", Arc::new(Failing(Errno::EIO)));
+    let mut client = Client::with_status(&served);
+    assert_eq!(client.status(0, 4096, 512), [((1 << 20) - 4096, 0)]);
+    assert_eq!(client.status(REQ_ONE, 4096, 512), [(512, 0)]);
+}
+
+/// A sparse file of 64 MiB with data at 1 MiB and at 40 MiB, and its path.
+fn sparse_file(name: &str) -> (PathBuf, Arc<dyn Backend>) {
+    let path = std::env::temp_dir().join(format!("bowline-{name}-{}", std::process::id()));
+    let file = std::fs::File::options();
+    let file = file.clone().read(true).write(true).create(true).truncate(true).open(&path);
+    let file = file.expect("a file");
+    file.set_len(64 << 20).expect("its size");
+    for at in [1 << 20, 40 << 20] {
+        std::os::unix::fs::FileExt::write_all_at(&file, &vec![0x5a; 1 << 20], at).expect("data");
+    }
+    let spec = BackendSpec::File { fd: file.into(), read_only: false, block: 512, direct: false };
+    (path, backend::open(spec).expect("opened"))
+}
+
+#[test]
+fn common_clients_see_the_holes_of_a_file() {
+    // tests [NB-53]
+    let (path, file) = sparse_file("holes");
+    let served = serve("holes", file);
+    let extents = [(0, 1, 3), (1, 1, 0), (2, 38, 3), (40, 1, 0), (41, 23, 3)];
+    if let Some(text) = succeed("nbdinfo", &["--map", &served.uri()]) {
+        let lines: Vec<Vec<u64>> = text
+            .lines()
+            .map(|line| line.split_whitespace().take(3).map(|n| n.parse().expect(line)).collect())
+            .collect();
+        let wanted = extents.map(|(at, len, state)| vec![at << 20, len << 20, state]);
+        assert_eq!(lines, wanted);
+    }
+    let map = ["map", "--output=json", "-f", "raw", &served.uri()];
+    if let Some(text) = succeed("qemu-img", &map) {
+        for (at, len, state) in extents {
+            let (at, len, zero) = (at << 20, len << 20, state == 3);
+            let begin = format!("\"start\": {at}, \"length\": {len},");
+            let line = text.lines().find(|line| line.contains(&begin)).expect(&text);
+            assert!(line.contains(&format!("\"zero\": {zero}, \"data\": {}", !zero)), "{line}");
+        }
+    }
+    // Copies skip the holes, and are right.
+    let image = std::fs::read(&path).expect("the image");
+    let copy = path.with_extension("copy");
+    let to = copy.display().to_string();
+    let convert = ["convert", "-f", "raw", "-O", "raw", &served.uri(), &to];
+    for (program, args) in
+        [("nbdcopy", &["--connections=4", &served.uri(), &to][..]), ("qemu-img", &convert[..])]
+    {
+        if succeed(program, args).is_some() {
+            assert!(std::fs::read(&copy).expect("a copy") == image, "{program}");
+            let _ = std::fs::remove_file(&copy);
+        }
+    }
+    let _ = std::fs::remove_file(path);
 }

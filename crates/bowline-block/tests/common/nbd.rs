@@ -18,6 +18,10 @@ pub(crate) const WRITE: u16 = 1;
 pub(crate) const DISC: u16 = 2;
 pub(crate) const FLUSH: u16 = 3;
 pub(crate) const TRIM: u16 = 4;
+pub(crate) const BLOCK_STATUS: u16 = 7;
+
+pub(crate) const LIST_META_CONTEXT: u32 = 9;
+pub(crate) const SET_META_CONTEXT: u32 = 10;
 
 /// A server at a socket of its own.
 pub(crate) struct Served {
@@ -136,6 +140,43 @@ impl Client {
         let export = replies.iter().find(|(kind, data)| *kind == 3 && data[..2] == [0, 0]);
         let (_, export) = export.expect("NBD_INFO_EXPORT");
         u16::from_be_bytes(export[10..12].try_into().expect("2 bytes"))
+    }
+
+    /// NBD_OPT_LIST_META_CONTEXT or NBD_OPT_SET_META_CONTEXT, whose replies it returns.
+    pub(crate) fn contexts(
+        &mut self,
+        number: u32,
+        export: &str,
+        queries: &[&str],
+    ) -> Vec<(u32, Vec<u8>)> {
+        let string = |text: &str| [&(text.len() as u32).to_be_bytes(), text.as_bytes()].concat();
+        let mut data = string(export);
+        data.extend((queries.len() as u32).to_be_bytes());
+        data.extend(queries.iter().flat_map(|query| string(query)));
+        self.option(number, &data)
+    }
+
+    /// Connects, and selects `base:allocation`.
+    pub(crate) fn with_status(served: &Served) -> Self {
+        let mut client = Self::begin(&served.path);
+        assert_eq!(client.option(8, b""), [(1, vec![])]);
+        let selected = client.contexts(SET_META_CONTEXT, "disk", &["base:allocation"]);
+        assert_eq!(selected, [(4, b"\0\0\0\x01base:allocation".to_vec()), (1, vec![])]);
+        client.go();
+        client
+    }
+
+    /// Asks for the status of a range; returns length and state of each extent.
+    pub(crate) fn status(&mut self, flags: u16, offset: u64, len: u32) -> Vec<(u32, u32)> {
+        self.ask(flags, BLOCK_STATUS, 5, offset, len);
+        let message = self.message();
+        let Message::Chunk { cookie: 5, flags: 1, kind: 5, payload } = message else {
+            panic!("no status: {message:?}");
+        };
+        assert_eq!(payload[..4], [0, 0, 0, 1]);
+        let number = |bytes: &[u8]| u32::from_be_bytes(bytes.try_into().expect("4 bytes"));
+        let pairs = payload[4..].chunks(8);
+        pairs.map(|pair| (number(&pair[..4]), number(&pair[4..]))).collect()
     }
 
     pub(crate) fn ask(&mut self, flags: u16, command: u16, cookie: u64, offset: u64, len: u32) {

@@ -5,8 +5,16 @@ use bowline_rnbd::{IoOp, Limits};
 use super::reply::Failure;
 use super::wire::{self, Format, Request, Session};
 
-/// Checks a request other than NBD_CMD_DISC against the disk and what was negotiated. Returns the
-/// operation of the disk.
+/// What a valid request asks for.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Action {
+    /// An operation of the disk.
+    Io(IoOp),
+    /// How a range is stored.
+    Status,
+}
+
+/// Checks a request other than NBD_CMD_DISC against the disk and what was negotiated.
 ///
 /// # Errors
 /// The error that answers a request which is invalid in NBD.
@@ -14,34 +22,36 @@ pub(super) fn check(
     limits: &Limits,
     session: Session,
     request: &Request,
-) -> Result<IoOp, Failure<'static>> {
-    let op = match request.command {
-        wire::CMD_READ => IoOp::Read,
-        wire::CMD_WRITE => IoOp::Write,
-        wire::CMD_FLUSH => IoOp::Flush,
-        wire::CMD_TRIM => IoOp::Discard,
-        wire::CMD_WRITE_ZEROES => IoOp::WriteZeroes,
+) -> Result<Action, Failure<'static>> {
+    let action = match request.command {
+        wire::CMD_READ => Action::Io(IoOp::Read),
+        wire::CMD_WRITE => Action::Io(IoOp::Write),
+        wire::CMD_FLUSH => Action::Io(IoOp::Flush),
+        wire::CMD_TRIM => Action::Io(IoOp::Discard),
+        wire::CMD_WRITE_ZEROES => Action::Io(IoOp::WriteZeroes),
+        wire::CMD_BLOCK_STATUS if session.has_allocation => Action::Status,
+        wire::CMD_BLOCK_STATUS => return Err(invalid("no metadata context was selected")),
         _ => return Err(invalid("unknown command")),
     };
-    if request.flags & !known_flags(session, op) != 0 {
+    if request.flags & !known_flags(session, action) != 0 {
         return Err(invalid("the command does not have this flag"));
     }
-    if op == IoOp::Flush {
-        return Ok(op);
+    if action == Action::Io(IoOp::Flush) {
+        return Ok(action);
     }
-    if limits.read_only && op.changes() {
+    if limits.read_only && matches!(action, Action::Io(op) if op.changes()) {
         return Err(Failure { error: wire::EPERM, text: "the disk is read-only", at: None });
     }
     let (offset, len, block) = (request.offset, u64::from(request.len), u64::from(limits.logical));
     if !offset.is_multiple_of(block) || !len.is_multiple_of(block) {
         return Err(invalid("not a multiple of the minimum block size"));
     }
-    if op == IoOp::Read && request.len > wire::MAX_PAYLOAD {
+    if action == Action::Io(IoOp::Read) && request.len > wire::MAX_PAYLOAD {
         return Err(invalid("longer than the maximum block size"));
     }
     if !limits.holds(offset, len) {
         // As NBD demands: ENOSPC for writes, EINVAL for others.
-        let writes = matches!(op, IoOp::Write | IoOp::WriteZeroes);
+        let writes = matches!(action, Action::Io(IoOp::Write | IoOp::WriteZeroes));
         let at = limits.bytes.max(offset);
         return Err(Failure {
             error: if writes { wire::ENOSPC } else { wire::EINVAL },
@@ -49,17 +59,21 @@ pub(super) fn check(
             at: (at - offset < len).then_some(at),
         });
     }
-    Ok(op)
+    if action == Action::Status && len == 0 {
+        return Err(invalid("an empty range has no status"));
+    }
+    Ok(action)
 }
 
 /// Returns the flags that a command may have.
-fn known_flags(session: Session, op: IoOp) -> u16 {
+fn known_flags(session: Session, action: Action) -> u16 {
     // NBD allows FUA for every command.
     wire::CMD_FLAG_FUA
-        | match op {
-            IoOp::Read if session.format == Format::Structured => wire::CMD_FLAG_DF,
-            IoOp::WriteZeroes => wire::CMD_FLAG_NO_HOLE,
-            _ => 0,
+        | match action {
+            Action::Io(IoOp::Read) if session.format != Format::Simple => wire::CMD_FLAG_DF,
+            Action::Io(IoOp::WriteZeroes) => wire::CMD_FLAG_NO_HOLE,
+            Action::Io(_) => 0,
+            Action::Status => wire::CMD_FLAG_REQ_ONE,
         }
 }
 
@@ -71,7 +85,7 @@ fn invalid(text: &'static str) -> Failure<'static> {
 mod tests {
     use super::*;
 
-    const STRUCTURED: Session = Session { format: Format::Structured };
+    const STRUCTURED: Session = Session { format: Format::Structured, has_allocation: true };
 
     fn refused(limits: &Limits, session: Session, request: Request) -> (u32, Option<u64>) {
         let failure = check(limits, session, &request).unwrap_err();
@@ -106,6 +120,7 @@ mod tests {
             (STRUCTURED, wire::CMD_WRITE, wire::CMD_FLAG_FUA),
             (STRUCTURED, wire::CMD_FLUSH, wire::CMD_FLAG_FUA),
             (STRUCTURED, wire::CMD_TRIM, wire::CMD_FLAG_FUA),
+            (STRUCTURED, wire::CMD_BLOCK_STATUS, wire::CMD_FLAG_FUA | wire::CMD_FLAG_REQ_ONE),
             (simple, wire::CMD_WRITE_ZEROES, wire::CMD_FLAG_FUA | wire::CMD_FLAG_NO_HOLE),
         ] {
             for bit in 0..16 {

@@ -12,11 +12,12 @@ use bowline_rnbd::{IoOp, Limits};
 use bowline_verbs::Mem;
 use rustix::net::RecvFlags;
 
-use super::check::check;
+use super::check::{Action, check};
 use super::handshake::{self, Outcome};
 use super::output::{Output, Reply};
 use super::reply::{self, Failure, Head, Origin};
 use super::requests::{Place, Request, Requests};
+use super::status::{self, Extents};
 use super::wire::Session;
 use super::{NbdOptions, wire};
 use crate::device::{BlockDevice, DiskDone, DiskIo};
@@ -183,7 +184,7 @@ impl Connection {
         if request.command == wire::CMD_DISC {
             return Err(Ended::Disconnect);
         }
-        let op = check(&limits, self.session, request);
+        let action = check(&limits, self.session, request);
         let is_write = request.command == wire::CMD_WRITE;
         let origin = Origin {
             cookie: request.cookie,
@@ -194,11 +195,11 @@ impl Connection {
             // Too much data even to skip.
             return Err(Ended::Broken);
         }
-        if matches!(op, Ok(IoOp::Read)) && self.hung_up.load(Relaxed) {
+        if matches!(action, Ok(Action::Io(IoOp::Read))) && self.hung_up.load(Relaxed) {
             return Ok(());
         }
-        let data = match op {
-            Ok(IoOp::Read | IoOp::Write) => request.len,
+        let data = match action {
+            Ok(Action::Io(IoOp::Read | IoOp::Write)) => request.len,
             _ => 0,
         };
         if self.requests.is_separate(data) {
@@ -208,21 +209,18 @@ impl Connection {
             self.disk.submit(batch);
             input.turns.leave(&*self.disk);
         });
-        let (op, place) = match (op, place.ok_or(Ended::Broken)?) {
-            (Ok(op), Ok(place)) => (op, place),
-            (op, _) => {
-                let failure = op.err().unwrap_or(Failure {
-                    error: wire::ENOMEM,
-                    text: "no memory for the data of a large request",
-                    at: None,
-                });
-                if is_write {
+        let (op, place) = match (action, place.ok_or(Ended::Broken)?) {
+            (Ok(Action::Io(op)), Ok(place)) => (op, place),
+            (action, _) => {
+                if is_write || matches!(action, Ok(Action::Status)) {
                     self.disk.submit(batch);
+                }
+                if is_write {
                     input.skip(request.len as usize)?;
                 }
-                // Many of them may follow.
+                // The disk may take its time, and many refused requests may follow.
                 input.turns.leave(&*self.disk);
-                self.refuse(origin, &failure);
+                self.answer_at_once(&limits, request, origin, action);
                 return Ok(());
             }
         };
@@ -262,9 +260,29 @@ impl Connection {
         Some(self.weak_self.upgrade()?)
     }
 
-    /// Answers a request that has no memory with an error.
-    fn refuse(&self, origin: Origin, failure: &Failure<'_>) {
-        let (head, tail) = reply::failure(self.session.format, origin, failure);
+    /// Answers a request that needs no operation of the disk, or cannot have one.
+    fn answer_at_once(
+        &self,
+        limits: &Limits,
+        request: &wire::Request,
+        origin: Origin,
+        action: Result<Action, Failure<'_>>,
+    ) {
+        let (head, tail) = match action {
+            Ok(Action::Status) => {
+                let one = request.flags & wire::CMD_FLAG_REQ_ONE != 0;
+                let extents = if one { Extents::One } else { Extents::Several };
+                let (offset, len) = (request.offset, request.len.into());
+                let found = status::descriptors(&*self.disk, limits, offset, len, extents);
+                reply::status(origin, &found, limits.logical)
+            }
+            Ok(Action::Io(_)) => {
+                let text = "no memory for the data of a large request";
+                let failure = Failure { error: wire::ENOMEM, text, at: None };
+                reply::failure(self.session.format, origin, &failure)
+            }
+            Err(failure) => reply::failure(self.session.format, origin, &failure),
+        };
         let reply = Reply { head, tail, place: Place::None, len: 0, has_data: false };
         self.output.send(self.socket(), &self.requests, std::iter::once(reply));
     }

@@ -4,6 +4,7 @@ use std::io::{self, Read, Write};
 
 use bowline_rnbd::Limits;
 
+use super::contexts::{self, Queries};
 use super::wire::{self, Fields, Format, Session};
 
 /// Longest data of an option in bytes; longer ones end the connection.
@@ -87,6 +88,31 @@ pub(super) fn run(
             wire::OPT_STRUCTURED_REPLY if data.is_empty() => {
                 session.format = Format::Structured;
                 answer(socket, option, wire::REP_ACK, &[])?;
+            }
+            wire::OPT_LIST_META_CONTEXT | wire::OPT_SET_META_CONTEXT => {
+                let selects = option == wire::OPT_SET_META_CONTEXT;
+                if selects {
+                    // Even an option that fails replaces the selection of an earlier one.
+                    session.has_allocation = false;
+                }
+                let queries = Queries::parse(&data).filter(|_| session.format != Format::Simple);
+                match queries {
+                    None => answer(socket, option, wire::REP_ERR_INVALID, &[])?,
+                    Some(queries) if !mine(queries.export) => {
+                        answer(socket, option, wire::REP_ERR_UNKNOWN, &[])?;
+                    }
+                    Some(queries) => {
+                        session.has_allocation |= selects && queries.selects;
+                        // The id has no meaning in a list.
+                        let id = if selects { contexts::ALLOCATION_ID } else { 0 };
+                        if if selects { queries.selects } else { queries.lists } {
+                            let name = contexts::ALLOCATION.as_bytes();
+                            let context = [&id.to_be_bytes()[..], name].concat();
+                            answer(socket, option, wire::REP_META_CONTEXT, &context)?;
+                        }
+                        answer(socket, option, wire::REP_ACK, &[])?;
+                    }
+                }
             }
             wire::OPT_LIST | wire::OPT_STRUCTURED_REPLY => {
                 answer(socket, option, wire::REP_ERR_INVALID, &[])?;
@@ -258,7 +284,7 @@ mod tests {
         // tests [NB-53]
         let flags = |said: &[u8]| u16::from_be_bytes(said[said.len() - 2..].try_into().unwrap());
         let number = wire::OPT_STRUCTURED_REPLY;
-        let structured = Session { format: Format::Structured };
+        let structured = Session { format: Format::Structured, has_allocation: false };
         let (outcome, said) = ask(3, &[option(number, b""), option(wire::OPT_EXPORT_NAME, b"")]);
         assert_eq!(outcome.unwrap(), Outcome::Begin(structured));
         assert_eq!(kinds(&said[..20]), [wire::REP_ACK]);

@@ -10,14 +10,20 @@
 //!   bowline-nbd-out  one for each connection: the rest, when the client reads slowly
 //! ```
 //!
+//! Clients may ask which ranges are allocated (`base:allocation`). The answer is what
+//! [`BlockDevice::extent`] says: holes of local files and memory. A disk of another machine is
+//! reported as allocated, since RNBD has no request that would tell.
+//!
 //! Spec: `docs/spec/rnbd.md`, NB-53; the protocol is NBD's own `doc/proto.md`.
 
 mod check;
 mod connection;
+mod contexts;
 mod handshake;
 mod output;
 mod reply;
 mod requests;
+mod status;
 mod wire;
 
 use std::fmt;

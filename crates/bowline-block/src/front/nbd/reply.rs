@@ -6,11 +6,14 @@
 //!     OFFSET_DATA           offset u64, data                     one for each read
 //!     ERROR                 error u32 | text length u16, text
 //!     ERROR_OFFSET          the same, then offset u64
+//!     BLOCK_STATUS          context u32 | for each extent: length u32, state u32
 //! ```
 //!
 //! A structured reply is a single chunk here: the data of a read comes from the disk in one piece.
 //! With structured replies negotiated, successes without data remain simple replies.
 
+use super::contexts::ALLOCATION_ID;
+use super::status::Descriptor;
 use super::wire::Format;
 
 const SIMPLE_MAGIC: u32 = 0x6744_6698;
@@ -20,6 +23,7 @@ const STRUCTURED_MAGIC: u32 = 0x668e_33ef;
 const DONE: u16 = 1;
 const NONE: u16 = 0;
 const OFFSET_DATA: u16 = 1;
+const BLOCK_STATUS: u16 = 5;
 const ERROR: u16 = 1 << 15 | 1;
 const ERROR_OFFSET: u16 = 1 << 15 | 2;
 
@@ -112,6 +116,20 @@ pub(super) fn failure(format: Format, to: Origin, failure: &Failure<'_>) -> (Hea
     (chunk(to, kind, tail.len() as u32), tail.into())
 }
 
+/// Builds the head and the tail of a reply to NBD_CMD_BLOCK_STATUS, which clients send only with
+/// structured replies. Lengths are multiples of `block`.
+pub(super) fn status(to: Origin, extents: &[Descriptor], block: u32) -> (Head, Box<[u8]>) {
+    let mut tail = Vec::with_capacity(4 + 8 * extents.len());
+    tail.extend(ALLOCATION_ID.to_be_bytes());
+    for extent in extents {
+        // Only the last extent may be longer than a request.
+        let len = u32::try_from(extent.len).unwrap_or(u32::MAX - u32::MAX % block);
+        tail.extend(len.to_be_bytes());
+        tail.extend(extent.state.to_be_bytes());
+    }
+    (chunk(to, BLOCK_STATUS, tail.len() as u32), tail.into())
+}
+
 fn simple(to: Origin, error: u32) -> Head {
     Head::new()
         .with(&SIMPLE_MAGIC.to_be_bytes())
@@ -167,6 +185,16 @@ mod tests {
         let (begin, tail) = failure(Format::Structured, READ, &wrong);
         assert_eq!(begin.bytes(), head(0x8002, 19));
         assert_eq!(*tail, *b"\0\0\0\x16\0\x05wrong\0\0\0\0\0\0\x20\0");
+    }
+
+    #[test]
+    fn an_extent_beyond_a_request_is_cut_to_what_can_be_said() {
+        let extents = [Descriptor { len: 4096, state: 3 }, Descriptor { len: 1 << 40, state: 0 }];
+        let (head, tail) = status(WRITE, &extents, 4096);
+        assert_eq!(head.bytes()[4..8], [0, 1, 0, 5]);
+        assert_eq!(head.bytes()[16..], 20_u32.to_be_bytes());
+        let cut = [0xff, 0xff, 0xf0, 0, 0, 0, 0, 0];
+        assert_eq!(*tail, [&[0, 0, 0, 1, 0, 0, 0x10, 0, 0, 0, 0, 3], &cut[..]].concat());
     }
 
     #[test]

@@ -21,10 +21,13 @@ pub(super) const OPT_LIST: u32 = 3;
 pub(super) const OPT_INFO: u32 = 6;
 pub(super) const OPT_GO: u32 = 7;
 pub(super) const OPT_STRUCTURED_REPLY: u32 = 8;
+pub(super) const OPT_LIST_META_CONTEXT: u32 = 9;
+pub(super) const OPT_SET_META_CONTEXT: u32 = 10;
 
 pub(super) const REP_ACK: u32 = 1;
 pub(super) const REP_SERVER: u32 = 2;
 pub(super) const REP_INFO: u32 = 3;
+pub(super) const REP_META_CONTEXT: u32 = 4;
 pub(super) const REP_ERR_UNSUP: u32 = 1 << 31 | 1;
 pub(super) const REP_ERR_INVALID: u32 = 1 << 31 | 3;
 pub(super) const REP_ERR_UNKNOWN: u32 = 1 << 31 | 6;
@@ -48,10 +51,12 @@ pub(super) const CMD_DISC: u16 = 2;
 pub(super) const CMD_FLUSH: u16 = 3;
 pub(super) const CMD_TRIM: u16 = 4;
 pub(super) const CMD_WRITE_ZEROES: u16 = 6;
+pub(super) const CMD_BLOCK_STATUS: u16 = 7;
 
 pub(super) const CMD_FLAG_FUA: u16 = 1;
 pub(super) const CMD_FLAG_NO_HOLE: u16 = 1 << 1;
 pub(super) const CMD_FLAG_DF: u16 = 1 << 2;
+pub(super) const CMD_FLAG_REQ_ONE: u16 = 1 << 3;
 
 const REQUEST_MAGIC: u32 = 0x2560_9513;
 
@@ -73,6 +78,8 @@ pub(super) enum Format {
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(super) struct Session {
     pub(super) format: Format,
+    /// The client has selected the context `base:allocation`, so it may ask for block status.
+    pub(super) has_allocation: bool,
 }
 
 /// Returns the transmission flags of an export. [NB-53]
@@ -193,7 +200,8 @@ mod tests {
         let ro = Limits { read_only: true, ..all };
         assert_eq!(flags_of(&ro) & (READ_ONLY | changes), READ_ONLY);
         assert_eq!(flags_of(&Limits { fua: false, ..all }) & SEND_FUA, 0);
-        let structured = transmission_flags(&all, Session { format: Format::Structured });
+        let structured =
+            transmission_flags(&all, Session { format: Format::Structured, has_allocation: false });
         assert_eq!(structured, flags_of(&all) | SEND_DF);
     }
 }
