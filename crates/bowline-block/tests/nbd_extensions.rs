@@ -5,21 +5,24 @@ mod common;
 
 use std::io::Write;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use bowline_block::backend::{self, Backend, BackendDone, BackendIo, BackendResult, BackendSpec};
-use bowline_block::{Errno, IoOp, Limits};
+use bowline_block::{Discard, Errno, IoOp, Limits};
 
 use common::{
     BLOCK_STATUS, Client, FLUSH, LIST_META_CONTEXT, Message, READ, SET_META_CONTEXT, TRIM, WRITE,
-    memory, serve, succeed,
+    WRITE_ZEROES, memory, serve, succeed,
 };
 
 /// NBD_CMD_FLAG_DF.
 const DF: u16 = 1 << 2;
 /// NBD_CMD_FLAG_REQ_ONE.
 const REQ_ONE: u16 = 1 << 3;
-/// NBD_REPLY_TYPE_OFFSET_DATA.
+/// NBD_CMD_FLAG_PAYLOAD_LEN.
+const PAYLOAD_LEN: u16 = 1 << 5;
+/// NBD_REPLY_TYPE_NONE and NBD_REPLY_TYPE_OFFSET_DATA.
+const NONE: u16 = 0;
 const DATA: u16 = 1;
 
 #[test]
@@ -268,4 +271,93 @@ fn common_clients_see_the_holes_of_a_file() {
         }
     }
     let _ = std::fs::remove_file(path);
+}
+
+/// A disk of a size that no request can name in 32 bits, answered inside of `submit`.
+struct Large(Mutex<Vec<(IoOp, u64, u32)>>);
+
+impl Backend for Large {
+    fn limits(&self) -> Limits {
+        let discard = Discard { max_bytes: 1 << 40, granularity: 512, alignment: 0 };
+        Limits {
+            discard: Some(discard),
+            max_write_zeroes: u32::MAX - 511,
+            write_cache: true,
+            ..Limits::plain(1 << 50)
+        }
+    }
+
+    fn submit(&self, io: &mut Vec<BackendIo>, done: &Arc<dyn BackendDone>) {
+        for io in io.drain(..) {
+            self.0.lock().expect("whole").push((io.op, io.offset, io.len));
+            let broken = io.op == IoOp::WriteZeroes && io.offset == 5 << 30;
+            let result = if broken { Err(Errno::EIO) } else { Ok(()) };
+            done.done(&[BackendResult::new(io.token, result)]);
+        }
+    }
+}
+
+#[test]
+fn extended_headers_carry_lengths_of_64_bits() {
+    // tests [NB-53]
+    let served = serve("extended", memory(1 << 20));
+    let mut client = Client::extended(&served);
+    client.ask_extended(PAYLOAD_LEN, WRITE, 4096, 512);
+    client.0.write_all(&[7; 512]).expect("data");
+    assert_eq!(client.extended_reply(4096), (NONE, vec![]));
+    client.ask_extended(0, READ, 3584, 1024);
+    let data = [&3584_u64.to_be_bytes()[..], &[0; 512], &[7; 512]].concat();
+    assert_eq!(client.extended_reply(3584), (DATA, data));
+    client.ask_extended(0, BLOCK_STATUS, 0, 1 << 20);
+    let status = [4096, 3, 4096, 0, (1 << 20) - 8192, 3].map(u64::to_be_bytes).concat();
+    let payload = [&[0, 0, 0, 1, 0, 0, 0, 3], &status[..]].concat();
+    assert_eq!(client.extended_reply(0), (6, payload));
+    // A command whose data nobody wants: it is skipped.
+    client.ask_extended(PAYLOAD_LEN, TRIM, 0, 5000);
+    client.0.write_all(&[9; 5000]).expect("data");
+    let (kind, _) = client.extended_reply(0);
+    assert_eq!(kind, 0x8001);
+    for (flags, command, offset, len) in [
+        (0, WRITE, 512, 512),
+        (0, READ, 0, 1 << 40),
+        (0, READ, 0, u64::MAX - 511),
+        (0, TRIM, 512, u64::MAX - 511),
+        (0, BLOCK_STATUS, 0, 1 << 33),
+    ] {
+        client.ask_extended(flags, command, offset, len);
+        let (kind, payload) = client.extended_reply(offset);
+        assert!(kind & 0x8000 != 0 && payload[..4] == [0, 0, 0, 22], "{command} {len}");
+    }
+    client.ask_extended(PAYLOAD_LEN, WRITE, 0, (32 << 20) + 512);
+    assert!(client.sees_the_end(), "so much is not even thrown away");
+}
+
+#[test]
+fn long_requests_are_executed_piece_by_piece() {
+    // tests [NB-53]
+    let disk = Arc::new(Large(Mutex::default()));
+    let served = serve("pieces", disk.clone());
+    let mut client = Client::extended(&served);
+    let gib = 1 << 30;
+    client.ask_extended(1, TRIM, 512, 5 * gib);
+    assert_eq!(client.extended_reply(512), (NONE, vec![]));
+    let piece = |at: u64, len: u64| (IoOp::Discard, 512 + at, len as u32);
+    let pieces = [piece(0, 2 * gib), piece(2 * gib, 2 * gib), piece(4 * gib, gib)];
+    let flush = (IoOp::Flush, 0, 0);
+    assert_eq!(*disk.0.lock().expect("whole"), [&pieces[..], &[flush]].concat());
+    disk.0.lock().expect("whole").clear();
+    // The first error ends a request.
+    client.ask_extended(0, WRITE_ZEROES, gib, 1 << 40);
+    let (kind, payload) = client.extended_reply(gib);
+    assert_eq!((kind, &payload[..4]), (0x8001, &[0, 0, 0, 5][..]));
+    assert_eq!(disk.0.lock().expect("whole").len(), 3);
+    // 512 TiB are more pieces than calls fit a thread's stack.
+    client.ask_extended(0, TRIM, 0, 1 << 49);
+    assert_eq!(client.extended_reply(0), (NONE, vec![]));
+    // And 4 GiB of a compact request are two.
+    disk.0.lock().expect("whole").clear();
+    let mut client = Client::structured(&served);
+    client.ask(0, TRIM, 1, 0, u32::MAX - 511);
+    assert_eq!(client.message(), Message::Simple { cookie: 1, error: 0 });
+    assert_eq!(disk.0.lock().expect("whole").len(), 2);
 }

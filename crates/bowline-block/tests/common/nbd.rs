@@ -18,6 +18,7 @@ pub(crate) const WRITE: u16 = 1;
 pub(crate) const DISC: u16 = 2;
 pub(crate) const FLUSH: u16 = 3;
 pub(crate) const TRIM: u16 = 4;
+pub(crate) const WRITE_ZEROES: u16 = 6;
 pub(crate) const BLOCK_STATUS: u16 = 7;
 
 pub(crate) const LIST_META_CONTEXT: u32 = 9;
@@ -71,6 +72,7 @@ pub(crate) fn until(what: &str, so: impl Fn() -> bool) {
 /// A reply, or a chunk of one.
 #[derive(Debug, Eq, PartialEq)]
 pub(crate) enum Message {
+    Extended { cookie: u64, flags: u16, kind: u16, offset: u64, payload: Vec<u8> },
     Simple { cookie: u64, error: u32 },
     Chunk { cookie: u64, flags: u16, kind: u16, payload: Vec<u8> },
 }
@@ -100,6 +102,10 @@ impl Client {
         let mut out = vec![0; n];
         self.0.read_exact(&mut out).expect("an answer");
         out
+    }
+
+    pub(crate) fn sees_the_end(mut self) -> bool {
+        matches!(self.0.read(&mut [0; 1]), Ok(0) | Err(_))
     }
 
     fn u16(&mut self) -> u16 {
@@ -189,6 +195,35 @@ impl Client {
         self.0.write_all(&out).expect("asked");
     }
 
+    /// Connects, and negotiates extended headers and `base:allocation`.
+    pub(crate) fn extended(served: &Served) -> Self {
+        let mut client = Self::begin(&served.path);
+        assert_eq!(client.option(11, b""), [(1, vec![])]);
+        let selected = client.contexts(SET_META_CONTEXT, "disk", &["base:allocation"]);
+        assert_eq!(selected.len(), 2);
+        client.go();
+        client
+    }
+
+    pub(crate) fn ask_extended(&mut self, flags: u16, command: u16, offset: u64, len: u64) {
+        let mut out = 0x21e4_1c71_u32.to_be_bytes().to_vec();
+        out.extend(flags.to_be_bytes());
+        out.extend(command.to_be_bytes());
+        out.extend([7, offset, len].map(u64::to_be_bytes).concat());
+        self.0.write_all(&out).expect("asked");
+    }
+
+    /// Type and payload of the next reply, which is an extended chunk for a request at `offset`.
+    pub(crate) fn extended_reply(&mut self, offset: u64) -> (u16, Vec<u8>) {
+        match self.message() {
+            Message::Extended { cookie: 7, flags: 1, kind, offset: at, payload } => {
+                assert_eq!(at, offset);
+                (kind, payload)
+            }
+            message => panic!("no extended reply: {message:?}"),
+        }
+    }
+
     pub(crate) fn message(&mut self) -> Message {
         match self.u32() {
             0x6744_6698 => Message::Simple { error: self.u32(), cookie: self.u64() },
@@ -196,6 +231,12 @@ impl Client {
                 let (flags, kind, cookie) = (self.u16(), self.u16(), self.u64());
                 let len = self.u32();
                 Message::Chunk { cookie, flags, kind, payload: self.get(len as usize) }
+            }
+            0x6e8a_278c => {
+                let (flags, kind, cookie) = (self.u16(), self.u16(), self.u64());
+                let (offset, len) = (self.u64(), self.u64());
+                let payload = self.get(len as usize);
+                Message::Extended { cookie, flags, kind, offset, payload }
             }
             magic => panic!("{magic:#x} begins no reply"),
         }

@@ -36,17 +36,23 @@ pub(super) fn check(
     if request.flags & !known_flags(session, action) != 0 {
         return Err(invalid("the command does not have this flag"));
     }
+    if request.command == wire::CMD_WRITE
+        && session.format == Format::Extended
+        && request.flags & wire::CMD_FLAG_PAYLOAD_LEN == 0
+    {
+        return Err(invalid("a write without data"));
+    }
     if action == Action::Io(IoOp::Flush) {
         return Ok(action);
     }
     if limits.read_only && matches!(action, Action::Io(op) if op.changes()) {
         return Err(Failure { error: wire::EPERM, text: "the disk is read-only", at: None });
     }
-    let (offset, len, block) = (request.offset, u64::from(request.len), u64::from(limits.logical));
+    let (offset, len, block) = (request.offset, request.len, u64::from(limits.logical));
     if !offset.is_multiple_of(block) || !len.is_multiple_of(block) {
         return Err(invalid("not a multiple of the minimum block size"));
     }
-    if action == Action::Io(IoOp::Read) && request.len > wire::MAX_PAYLOAD {
+    if action == Action::Io(IoOp::Read) && len > u64::from(wire::MAX_PAYLOAD) {
         return Err(invalid("longer than the maximum block size"));
     }
     if !limits.holds(offset, len) {
@@ -71,6 +77,9 @@ fn known_flags(session: Session, action: Action) -> u16 {
     wire::CMD_FLAG_FUA
         | match action {
             Action::Io(IoOp::Read) if session.format != Format::Simple => wire::CMD_FLAG_DF,
+            Action::Io(IoOp::Write) if session.format == Format::Extended => {
+                wire::CMD_FLAG_PAYLOAD_LEN
+            }
             Action::Io(IoOp::WriteZeroes) => wire::CMD_FLAG_NO_HOLE,
             Action::Io(_) => 0,
             Action::Status => wire::CMD_FLAG_REQ_ONE,
@@ -107,6 +116,25 @@ mod tests {
         }
         let write = Request { command: wire::CMD_WRITE, offset: 1 << 20, ..read };
         assert_eq!(refused(&limits, STRUCTURED, write), (wire::ENOSPC, Some(1 << 20)));
+    }
+
+    #[test]
+    fn extended_writes_say_that_they_have_data_and_others_have_none() {
+        let limits = Limits::plain(1 << 20);
+        let session = Session { format: Format::Extended, has_allocation: true };
+        let with_data = wire::CMD_FLAG_PAYLOAD_LEN;
+        for (command, flags, is_ok, payload) in [
+            (wire::CMD_WRITE, with_data, true, 512),
+            (wire::CMD_WRITE, with_data | wire::CMD_FLAG_FUA, true, 512),
+            (wire::CMD_WRITE, 0, false, 0),
+            (wire::CMD_READ, 0, true, 0),
+            (wire::CMD_READ, with_data, false, 512),
+            (wire::CMD_BLOCK_STATUS, with_data, false, 512),
+        ] {
+            let request = Request { flags, command, cookie: 0, offset: 0, len: 512 };
+            assert_eq!(check(&limits, session, &request).is_ok(), is_ok, "{command} {flags}");
+            assert_eq!(request.payload(session.format), payload, "{command} {flags}");
+        }
     }
 
     #[test]

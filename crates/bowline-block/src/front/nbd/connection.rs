@@ -8,7 +8,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bowline_ctl::{ClientConnection, ClientHandler};
-use bowline_rnbd::{IoOp, Limits};
+use bowline_rnbd::{Errno, IoOp, Limits};
 use bowline_verbs::Mem;
 use rustix::net::RecvFlags;
 
@@ -19,6 +19,7 @@ use super::reply::{self, Failure, Head, Origin};
 use super::requests::{Place, Request, Requests};
 use super::status::{self, Extents};
 use super::wire::Session;
+use super::work::{Work, WorkQueue};
 use super::{NbdOptions, wire};
 use crate::device::{BlockDevice, DiskDone, DiskIo};
 use crate::front::sys;
@@ -30,7 +31,7 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 const READ_AHEAD: usize = 64 << 10;
 /// After a write of at least this many bytes only the next request is received, so that its data
 /// need not be copied out of the buffer.
-const LARGE: u32 = 16 << 10;
+const LARGE: u64 = 16 << 10;
 
 /// A connection, shared by its two threads and the requests in flight.
 pub(super) struct Connection {
@@ -40,6 +41,7 @@ pub(super) struct Connection {
     options: NbdOptions,
     session: Session,
     requests: Requests,
+    work: WorkQueue,
     output: Output,
     /// The client has hung up, so data read for it is unwanted. Relaxed, as `aborted`: neither
     /// guards other memory.
@@ -104,6 +106,7 @@ impl Connection {
             options,
             session,
             requests: Requests::new(memory),
+            work: WorkQueue::default(),
             output: Output::default(),
             hung_up: AtomicBool::new(false),
             aborted: AtomicBool::new(false),
@@ -138,18 +141,17 @@ impl Connection {
     fn read(&self) -> Result<(), Ended> {
         let mut input = Input::new(self.socket(), &*self.disk);
         let mut batch = Vec::new();
+        let format = self.session.format;
+        let request_len = format.request_len();
         loop {
-            if input.buffered().len() < wire::REQUEST_LEN {
+            if input.buffered().len() < request_len {
                 self.disk.submit(&mut batch);
                 self.await_request(&mut input)?;
             }
-            let request = input.buffered().get(..wire::REQUEST_LEN).and_then(wire::Request::parse);
-            let request = request.ok_or(Ended::Broken)?;
-            input.consume(wire::REQUEST_LEN);
-            input.limit = match request.command {
-                wire::CMD_WRITE if request.len >= LARGE => wire::REQUEST_LEN,
-                _ => READ_AHEAD,
-            };
+            let request = wire::Request::parse(format, input.buffered()).ok_or(Ended::Broken)?;
+            input.consume(request_len);
+            let is_large = request.payload(format) >= LARGE;
+            input.limit = if is_large { request_len } else { READ_AHEAD };
             let handled = self.handle_request(&request, &mut input, &mut batch);
             if let Err(Ended::Disconnect) = handled {
                 self.disk.submit(&mut batch);
@@ -163,7 +165,7 @@ impl Connection {
     /// without a hand-over.
     fn await_request(&self, input: &mut Input<'_>) -> Result<(), Ended> {
         let are_pending = || self.requests.are_pending();
-        while input.buffered().len() < wire::REQUEST_LEN {
+        while input.buffered().len() < self.session.format.request_len() {
             let socket = self.socket().as_fd();
             // Something has ended, a request has come, or it is time to look for one.
             let has_turn =
@@ -185,13 +187,13 @@ impl Connection {
             return Err(Ended::Disconnect);
         }
         let action = check(&limits, self.session, request);
-        let is_write = request.command == wire::CMD_WRITE;
+        let payload = request.payload(self.session.format);
         let origin = Origin {
             cookie: request.cookie,
             is_read: request.command == wire::CMD_READ,
             offset: request.offset,
         };
-        if is_write && request.len > wire::MAX_PAYLOAD {
+        if payload > wire::MAX_PAYLOAD.into() {
             // Too much data even to skip.
             return Err(Ended::Broken);
         }
@@ -199,7 +201,8 @@ impl Connection {
             return Ok(());
         }
         let data = match action {
-            Ok(Action::Io(IoOp::Read | IoOp::Write)) => request.len,
+            // At most MAX_PAYLOAD.
+            Ok(Action::Io(IoOp::Read | IoOp::Write)) => request.len as u32,
             _ => 0,
         };
         if self.requests.is_separate(data) {
@@ -212,12 +215,10 @@ impl Connection {
         let (op, place) = match (action, place.ok_or(Ended::Broken)?) {
             (Ok(Action::Io(op)), Ok(place)) => (op, place),
             (action, _) => {
-                if is_write || matches!(action, Ok(Action::Status)) {
+                if payload > 0 || matches!(action, Ok(Action::Status)) {
                     self.disk.submit(batch);
                 }
-                if is_write {
-                    input.skip(request.len as usize)?;
-                }
+                input.skip(payload as usize)?;
                 // The disk may take its time, and many refused requests may follow.
                 input.turns.leave(&*self.disk);
                 self.answer_at_once(&limits, request, origin, action);
@@ -237,22 +238,19 @@ impl Connection {
         let fua = request.flags & wire::CMD_FLAG_FUA != 0;
         // RNBD supports FUA for writes only. [NB-24]
         let native_fua = op == IoOp::Write && limits.fua;
+        let (offset, len) = if op == IoOp::Flush { (0, 0) } else { (request.offset, request.len) };
+        let nounmap = request.flags & wire::CMD_FLAG_NO_HOLE != 0;
+        let mut rest = Work { op, offset, len, nounmap };
+        let first = rest.take_piece();
         let tag = self.requests.add(Request {
             origin,
             place,
             len: data,
+            rest,
             flush_after: fua && op.changes() && !native_fua && limits.write_cache,
         });
-        batch.push(DiskIo {
-            op,
-            offset: if op == IoOp::Flush { 0 } else { request.offset },
-            len: if op == IoOp::Flush { 0 } else { request.len },
-            fua: fua && native_fua,
-            nounmap: request.flags & wire::CMD_FLAG_NO_HOLE != 0,
-            mem: mem.map(|(_, name)| name),
-            tag,
-            done: self.done().ok_or(Ended::Broken)?,
-        });
+        let io = disk_io(first, tag, self.done().ok_or(Ended::Broken)?);
+        batch.push(DiskIo { fua: fua && native_fua, mem: mem.map(|(_, name)| name), ..io });
         Ok(())
     }
 
@@ -272,9 +270,9 @@ impl Connection {
             Ok(Action::Status) => {
                 let one = request.flags & wire::CMD_FLAG_REQ_ONE != 0;
                 let extents = if one { Extents::One } else { Extents::Several };
-                let (offset, len) = (request.offset, request.len.into());
+                let (offset, len) = (request.offset, request.len);
                 let found = status::descriptors(&*self.disk, limits, offset, len, extents);
-                reply::status(origin, &found, limits.logical)
+                reply::status(self.session.format, origin, &found, limits.logical)
             }
             Ok(Action::Io(_)) => {
                 let text = "no memory for the data of a large request";
@@ -328,29 +326,34 @@ impl DiskDone for Connection {
     }
 
     fn done(&self, results: &[(u64, i32)]) {
-        let mut flushes = Vec::new();
+        let mut pieces = Vec::new();
+        // Nobody waits for the rest of a request when all are unwanted.
+        let aborted = if self.aborted.load(Relaxed) { Errno::ECONNABORTED.neg() } else { 0 };
         let replies = results.iter().filter_map(|&(tag, errno)| {
-            let Ok(request) = self.requests.complete(tag, errno)? else {
-                flushes.push(tag);
-                return None;
-            };
-            Some(self.reply(request, errno))
+            let errno = if errno == 0 { aborted } else { errno };
+            match self.requests.complete(tag, errno)? {
+                Ok(request) => Some(self.reply(request, errno)),
+                Err(piece) => {
+                    pieces.push((piece, tag));
+                    None
+                }
+            }
         });
         self.output.send(self.socket(), &self.requests, replies);
-        if let (false, Some(done)) = (flushes.is_empty(), self.done()) {
-            let flush = |tag| DiskIo {
-                op: IoOp::Flush,
-                offset: 0,
-                len: 0,
-                fua: false,
-                nounmap: false,
-                mem: None,
-                tag,
-                done: done.clone(),
-            };
-            self.disk.submit(&mut flushes.into_iter().map(flush).collect());
+        if let (false, Some(done)) = (pieces.is_empty(), self.done()) {
+            self.work.add(pieces, |pieces| {
+                let io = |(piece, tag)| disk_io(piece, tag, done.clone());
+                self.disk.submit(&mut pieces.into_iter().map(io).collect());
+            });
         }
     }
+}
+
+/// Makes a request to the disk of a piece of work.
+fn disk_io(piece: Work, tag: u64, done: Arc<dyn DiskDone>) -> DiskIo {
+    // A piece fits 32 bits.
+    let io = DiskIo::new(piece.op, piece.offset, piece.len as u32, done).tag(tag);
+    DiskIo { nounmap: piece.nounmap, ..io }
 }
 
 /// Socket of the handshake, which reads exactly what it needs: no byte of the first request is lost

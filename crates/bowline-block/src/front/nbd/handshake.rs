@@ -47,7 +47,8 @@ pub(super) fn run(
         let (option, data) = read_option(socket)?;
         let mine = |wanted: &[u8]| wanted.is_empty() || wanted == name.as_bytes();
         match option {
-            wire::OPT_EXPORT_NAME if mine(&data) => {
+            // With extended headers there is only NBD_OPT_GO.
+            wire::OPT_EXPORT_NAME if session.format != Format::Extended && mine(&data) => {
                 // NBD_OPT_EXPORT_NAME has no error reply: a wrong name ends the connection.
                 let limits = limits();
                 let mut out = Vec::with_capacity(134);
@@ -85,6 +86,13 @@ pub(super) fn run(
                     }
                 }
             },
+            wire::OPT_EXTENDED_HEADERS if data.is_empty() => {
+                session.format = Format::Extended;
+                answer(socket, option, wire::REP_ACK, &[])?;
+            }
+            wire::OPT_STRUCTURED_REPLY if data.is_empty() && session.format == Format::Extended => {
+                answer(socket, option, wire::REP_ERR_EXT_HEADER_REQD, &[])?;
+            }
             wire::OPT_STRUCTURED_REPLY if data.is_empty() => {
                 session.format = Format::Structured;
                 answer(socket, option, wire::REP_ACK, &[])?;
@@ -114,7 +122,7 @@ pub(super) fn run(
                     }
                 }
             }
-            wire::OPT_LIST | wire::OPT_STRUCTURED_REPLY => {
+            wire::OPT_LIST | wire::OPT_STRUCTURED_REPLY | wire::OPT_EXTENDED_HEADERS => {
                 answer(socket, option, wire::REP_ERR_INVALID, &[])?;
             }
             _ => answer(socket, option, wire::REP_ERR_UNSUP, &[])?,
@@ -293,6 +301,22 @@ mod tests {
         assert_eq!(outcome.unwrap(), Outcome::Begin(Session::default()));
         assert_eq!(kinds(&said[..20]), [wire::REP_ERR_INVALID]);
         assert_eq!(flags(&said), wire::transmission_flags(&Limits::plain(0), Session::default()));
+    }
+
+    #[test]
+    fn extended_headers_stay_and_need_go() {
+        // tests [NB-53]
+        let (structured, extended) =
+            (option(wire::OPT_STRUCTURED_REPLY, b""), option(wire::OPT_EXTENDED_HEADERS, b""));
+        let bad = option(wire::OPT_EXTENDED_HEADERS, b"x");
+        let go = option(wire::OPT_GO, &info("", &[]));
+        let options = [bad, structured.clone(), extended.clone(), structured, go];
+        let (outcome, said) = ask(3, &options);
+        let session = Session { format: Format::Extended, has_allocation: false };
+        assert_eq!(outcome.unwrap(), Outcome::Begin(session));
+        let (invalid, required) = (wire::REP_ERR_INVALID, wire::REP_ERR_EXT_HEADER_REQD);
+        assert_eq!(kinds(&said), [invalid, 1, 1, required, 3, 3, 1]);
+        assert!(ask(3, &[extended, option(wire::OPT_EXPORT_NAME, b"")]).0.is_err());
     }
 
     #[test]

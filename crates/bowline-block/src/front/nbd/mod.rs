@@ -1,5 +1,5 @@
-//! A disk behind a unix socket that speaks NBD: fixed newstyle handshake, simple or structured
-//! replies.
+//! A disk behind a unix socket that speaks NBD: fixed newstyle handshake, simple,
+//! structured or extended replies.
 //!
 //! ```text
 //!   bowline-nbd      lets clients in, as long as there are places, and notices who hangs up
@@ -25,6 +25,7 @@ mod reply;
 mod requests;
 mod status;
 mod wire;
+mod work;
 
 use std::fmt;
 use std::io;

@@ -7,10 +7,12 @@
 //!     ERROR                 error u32 | text length u16, text
 //!     ERROR_OFFSET          the same, then offset u64
 //!     BLOCK_STATUS          context u32 | for each extent: length u32, state u32
+//!   extended,   32 bytes:  magic u32 | flags u16 | type u16 | cookie u64 | offset u64 | length u64
+//!     BLOCK_STATUS_EXT      context u32 | count u32 | for each extent: length u64, state u64
 //! ```
 //!
-//! A structured reply is a single chunk here: the data of a read comes from the disk in one piece.
-//! With structured replies negotiated, successes without data remain simple replies.
+//! A structured or extended reply is a single chunk here: the data of a read comes from the disk in
+//! one piece. With structured replies negotiated, successes without data remain simple replies.
 
 use super::contexts::ALLOCATION_ID;
 use super::status::Descriptor;
@@ -18,19 +20,21 @@ use super::wire::Format;
 
 const SIMPLE_MAGIC: u32 = 0x6744_6698;
 const STRUCTURED_MAGIC: u32 = 0x668e_33ef;
+const EXTENDED_MAGIC: u32 = 0x6e8a_278c;
 
 /// The chunk is the last one of its reply.
 const DONE: u16 = 1;
 const NONE: u16 = 0;
 const OFFSET_DATA: u16 = 1;
 const BLOCK_STATUS: u16 = 5;
+const BLOCK_STATUS_EXT: u16 = 6;
 const ERROR: u16 = 1 << 15 | 1;
 const ERROR_OFFSET: u16 = 1 << 15 | 2;
 
 /// Longest text of an error in bytes, far below the protocol's 4096.
 const TEXT_MAX: usize = 256;
-/// Length of the longest head: a structured header, and the offset of data.
-const HEAD_MAX: usize = 28;
+/// Length of the longest head: an extended header, and the offset of data.
+const HEAD_MAX: usize = 40;
 
 /// The first bytes of a reply, before data or a [tail](Failure).
 #[derive(Clone, Copy)]
@@ -84,10 +88,11 @@ pub(super) struct Failure<'a> {
 /// Builds the head of a success. `len` bytes of data follow a read.
 pub(super) fn success(format: Format, to: Origin, len: u32) -> Head {
     match format {
-        Format::Structured if to.is_read && len > 0 => {
-            chunk(to, OFFSET_DATA, 8 + len).with(&to.offset.to_be_bytes())
+        Format::Structured | Format::Extended if to.is_read && len > 0 => {
+            chunk(format, to, OFFSET_DATA, 8 + len).with(&to.offset.to_be_bytes())
         }
-        Format::Structured if to.is_read => chunk(to, NONE, 0),
+        Format::Structured if to.is_read => chunk(format, to, NONE, 0),
+        Format::Extended => chunk(format, to, NONE, 0),
         Format::Simple | Format::Structured => simple(to, 0),
     }
 }
@@ -113,21 +118,34 @@ pub(super) fn failure(format: Format, to: Origin, failure: &Failure<'_>) -> (Hea
         }
         None => ERROR,
     };
-    (chunk(to, kind, tail.len() as u32), tail.into())
+    (chunk(format, to, kind, tail.len() as u32), tail.into())
 }
 
 /// Builds the head and the tail of a reply to NBD_CMD_BLOCK_STATUS, which clients send only with
-/// structured replies. Lengths are multiples of `block`.
-pub(super) fn status(to: Origin, extents: &[Descriptor], block: u32) -> (Head, Box<[u8]>) {
-    let mut tail = Vec::with_capacity(4 + 8 * extents.len());
+/// chunks. Lengths are multiples of `block`.
+pub(super) fn status(
+    format: Format,
+    to: Origin,
+    extents: &[Descriptor],
+    block: u32,
+) -> (Head, Box<[u8]>) {
+    let mut tail = Vec::with_capacity(8 + 16 * extents.len());
     tail.extend(ALLOCATION_ID.to_be_bytes());
+    if format == Format::Extended {
+        tail.extend((extents.len() as u32).to_be_bytes());
+        for extent in extents {
+            tail.extend(extent.len.to_be_bytes());
+            tail.extend(u64::from(extent.state).to_be_bytes());
+        }
+        return (chunk(format, to, BLOCK_STATUS_EXT, tail.len() as u32), tail.into());
+    }
     for extent in extents {
         // Only the last extent may be longer than a request.
         let len = u32::try_from(extent.len).unwrap_or(u32::MAX - u32::MAX % block);
         tail.extend(len.to_be_bytes());
         tail.extend(extent.state.to_be_bytes());
     }
-    (chunk(to, BLOCK_STATUS, tail.len() as u32), tail.into())
+    (chunk(format, to, BLOCK_STATUS, tail.len() as u32), tail.into())
 }
 
 fn simple(to: Origin, error: u32) -> Head {
@@ -138,13 +156,19 @@ fn simple(to: Origin, error: u32) -> Head {
 }
 
 /// Builds the header of the only chunk of a reply.
-fn chunk(to: Origin, kind: u16, len: u32) -> Head {
-    Head::new()
-        .with(&STRUCTURED_MAGIC.to_be_bytes())
+fn chunk(format: Format, to: Origin, kind: u16, len: u32) -> Head {
+    let is_extended = format == Format::Extended;
+    let magic = if is_extended { EXTENDED_MAGIC } else { STRUCTURED_MAGIC };
+    let head = Head::new()
+        .with(&magic.to_be_bytes())
         .with(&DONE.to_be_bytes())
         .with(&kind.to_be_bytes())
-        .with(&to.cookie.to_be_bytes())
-        .with(&len.to_be_bytes())
+        .with(&to.cookie.to_be_bytes());
+    if is_extended {
+        head.with(&to.offset.to_be_bytes()).with(&u64::from(len).to_be_bytes())
+    } else {
+        head.with(&len.to_be_bytes())
+    }
 }
 
 #[cfg(test)]
@@ -190,11 +214,33 @@ mod tests {
     #[test]
     fn an_extent_beyond_a_request_is_cut_to_what_can_be_said() {
         let extents = [Descriptor { len: 4096, state: 3 }, Descriptor { len: 1 << 40, state: 0 }];
-        let (head, tail) = status(WRITE, &extents, 4096);
+        let (head, tail) = status(Format::Structured, WRITE, &extents, 4096);
         assert_eq!(head.bytes()[4..8], [0, 1, 0, 5]);
         assert_eq!(head.bytes()[16..], 20_u32.to_be_bytes());
         let cut = [0xff, 0xff, 0xf0, 0, 0, 0, 0, 0];
         assert_eq!(*tail, [&[0, 0, 0, 1, 0, 0, 0x10, 0, 0, 0, 0, 3], &cut[..]].concat());
+    }
+
+    #[test]
+    fn extended_chunks_have_the_offset_of_the_request_and_long_lengths() {
+        let head = |kind: u16, len: u64| {
+            let mut out = vec![0x6e, 0x8a, 0x27, 0x8c, 0, 1];
+            out.extend(kind.to_be_bytes());
+            out.extend([7, 4096, len].map(u64::to_be_bytes).concat());
+            out
+        };
+        let data = success(Format::Extended, READ, 512);
+        assert_eq!(data.bytes(), [head(1, 520), 4096_u64.to_be_bytes().to_vec()].concat());
+        assert_eq!(success(Format::Extended, WRITE, 512).bytes(), head(0, 0));
+        assert_eq!(success(Format::Extended, READ, 0).bytes(), head(0, 0));
+        let wrong = Failure { error: 22, text: "wrong", at: None };
+        let (begin, tail) = failure(Format::Extended, WRITE, &wrong);
+        assert_eq!((begin.bytes(), &*tail), (&*head(0x8001, 11), &b"\0\0\0\x16\0\x05wrong"[..]));
+        let extents = [Descriptor { len: 4096, state: 3 }, Descriptor { len: 1 << 40, state: 0 }];
+        let (begin, tail) = status(Format::Extended, WRITE, &extents, 4096);
+        assert_eq!(begin.bytes(), head(6, 40));
+        let pairs = [4096, 3, 1 << 40, 0].map(u64::to_be_bytes).concat();
+        assert_eq!(*tail, [&[0, 0, 0, 1, 0, 0, 0, 2], &pairs[..]].concat());
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! The NBD protocol's numbers, and requests. All numbers are big-endian.
 //!
 //! ```text
-//!   request, 28 bytes:  magic u32 | flags u16 | command u16 | cookie u64 | offset u64 | length u32
+//!   request, 28 bytes:   magic u32 | flags u16 | command u16 | cookie u64 | offset u64 | length u32
+//!   extended, 32 bytes:  the same with another magic and a length of 64 bits
 //! ```
 
 use bowline_rnbd::Limits;
@@ -23,6 +24,7 @@ pub(super) const OPT_GO: u32 = 7;
 pub(super) const OPT_STRUCTURED_REPLY: u32 = 8;
 pub(super) const OPT_LIST_META_CONTEXT: u32 = 9;
 pub(super) const OPT_SET_META_CONTEXT: u32 = 10;
+pub(super) const OPT_EXTENDED_HEADERS: u32 = 11;
 
 pub(super) const REP_ACK: u32 = 1;
 pub(super) const REP_SERVER: u32 = 2;
@@ -31,6 +33,7 @@ pub(super) const REP_META_CONTEXT: u32 = 4;
 pub(super) const REP_ERR_UNSUP: u32 = 1 << 31 | 1;
 pub(super) const REP_ERR_INVALID: u32 = 1 << 31 | 3;
 pub(super) const REP_ERR_UNKNOWN: u32 = 1 << 31 | 6;
+pub(super) const REP_ERR_EXT_HEADER_REQD: u32 = 1 << 31 | 10;
 
 pub(super) const INFO_EXPORT: u16 = 0;
 pub(super) const INFO_NAME: u16 = 1;
@@ -57,14 +60,15 @@ pub(super) const CMD_FLAG_FUA: u16 = 1;
 pub(super) const CMD_FLAG_NO_HOLE: u16 = 1 << 1;
 pub(super) const CMD_FLAG_DF: u16 = 1 << 2;
 pub(super) const CMD_FLAG_REQ_ONE: u16 = 1 << 3;
+pub(super) const CMD_FLAG_PAYLOAD_LEN: u16 = 1 << 5;
 
 const REQUEST_MAGIC: u32 = 0x2560_9513;
+const EXTENDED_REQUEST_MAGIC: u32 = 0x21e4_1c71;
 
 /// Most data of one request in bytes: the limit for clients that have not negotiated one.
 pub(super) const MAX_PAYLOAD: u32 = 32 << 20;
-pub(super) const REQUEST_LEN: usize = 28;
 
-/// How replies look.
+/// How requests and replies look.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(super) enum Format {
     /// A header with an error number, then the data of a read.
@@ -72,6 +76,18 @@ pub(super) enum Format {
     Simple,
     /// Chunks with a type and a length, for reads and for errors.
     Structured,
+    /// Requests and chunks have lengths of 64 bits, and every reply is a chunk.
+    Extended,
+}
+
+impl Format {
+    /// Returns the length of a request's header in bytes.
+    pub(super) const fn request_len(self) -> usize {
+        match self {
+            Self::Simple | Self::Structured => 28,
+            Self::Extended => 32,
+        }
+    }
 }
 
 /// What a client has negotiated before its first request.
@@ -106,17 +122,30 @@ pub(super) struct Request {
     pub(super) command: u16,
     pub(super) cookie: u64,
     pub(super) offset: u64,
-    pub(super) len: u32,
+    pub(super) len: u64,
 }
 
 impl Request {
     /// Parses a request. `None` if the magic is wrong: the stream cannot be parsed any further.
-    pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
+    pub(super) fn parse(format: Format, bytes: &[u8]) -> Option<Self> {
         let mut at = Fields(bytes);
         let magic = at.u32()?;
         let (flags, command) = (at.u16()?, at.u16()?);
-        let (cookie, offset, len) = (at.u64()?, at.u64()?, at.u32()?);
-        (magic == REQUEST_MAGIC).then_some(Self { flags, command, cookie, offset, len })
+        let (cookie, offset) = (at.u64()?, at.u64()?);
+        let (wanted, len) = match format {
+            Format::Simple | Format::Structured => (REQUEST_MAGIC, at.u32()?.into()),
+            Format::Extended => (EXTENDED_REQUEST_MAGIC, at.u64()?),
+        };
+        (magic == wanted).then_some(Self { flags, command, cookie, offset, len })
+    }
+
+    /// Returns how many bytes of data follow the header.
+    pub(super) const fn payload(&self, format: Format) -> u64 {
+        let has_data = match format {
+            Format::Simple | Format::Structured => self.command == CMD_WRITE,
+            Format::Extended => self.flags & CMD_FLAG_PAYLOAD_LEN != 0,
+        };
+        if has_data { self.len } else { 0 }
     }
 }
 
@@ -174,10 +203,18 @@ mod tests {
         bytes.extend(4096_u64.to_be_bytes());
         bytes.extend(512_u32.to_be_bytes());
         let request = Request { flags: 1, command: 6, cookie: 7, offset: 4096, len: 512 };
-        assert_eq!(Request::parse(&bytes), Some(request));
-        assert_eq!(Request::parse(&bytes[..27]), None);
+        assert_eq!(Request::parse(Format::Structured, &bytes), Some(request));
+        assert_eq!(Request::parse(Format::Simple, &bytes[..27]), None);
+        assert_eq!(Request::parse(Format::Extended, &bytes), None);
         bytes[3] = 0;
-        assert_eq!(Request::parse(&bytes), None);
+        assert_eq!(Request::parse(Format::Simple, &bytes), None);
+
+        bytes[..8].copy_from_slice(&[0x21, 0xe4, 0x1c, 0x71, 0, 0x20, 0, 1]);
+        bytes.splice(24.., (1_u64 << 40).to_be_bytes());
+        let request = Request { flags: 0x20, command: 1, cookie: 7, offset: 4096, len: 1 << 40 };
+        assert_eq!(Request::parse(Format::Extended, &bytes), Some(request));
+        assert_eq!(Request::parse(Format::Extended, &bytes[..31]), None);
+        assert_eq!(Request::parse(Format::Simple, &bytes), None);
     }
 
     #[test]
