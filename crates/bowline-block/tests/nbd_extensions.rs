@@ -11,12 +11,14 @@ use bowline_block::backend::{self, Backend, BackendDone, BackendIo, BackendResul
 use bowline_block::{Discard, Errno, IoOp, Limits};
 
 use common::{
-    BLOCK_STATUS, Client, FLUSH, LIST_META_CONTEXT, Message, READ, SET_META_CONTEXT, TRIM, WRITE,
-    WRITE_ZEROES, memory, serve, succeed,
+    BLOCK_STATUS, CACHE, Client, FLUSH, LIST_META_CONTEXT, Message, READ, SET_META_CONTEXT, TRIM,
+    WRITE, WRITE_ZEROES, memory, serve, succeed,
 };
 
 /// NBD_CMD_FLAG_DF.
 const DF: u16 = 1 << 2;
+/// NBD_CMD_FLAG_FAST_ZERO.
+const FAST_ZERO: u16 = 1 << 4;
 /// NBD_CMD_FLAG_REQ_ONE.
 const REQ_ONE: u16 = 1 << 3;
 /// NBD_CMD_FLAG_PAYLOAD_LEN.
@@ -360,4 +362,50 @@ fn long_requests_are_executed_piece_by_piece() {
     client.ask(0, TRIM, 1, 0, u32::MAX - 511);
     assert_eq!(client.message(), Message::Simple { cookie: 1, error: 0 });
     assert_eq!(disk.0.lock().expect("whole").len(), 2);
+}
+
+#[test]
+fn zeroes_are_fast_or_refused_at_once() {
+    // tests [NB-53]
+    let served = serve("fast", memory(1 << 20));
+    let mut client = Client::structured(&served);
+    client.ask(FAST_ZERO, WRITE_ZEROES, 1, 0, 4096);
+    assert_eq!(client.message(), Message::Simple { cookie: 1, error: 0 });
+    let no_hole = 1 << 1;
+    client.ask(FAST_ZERO | no_hole, WRITE_ZEROES, 2, 0, 4096);
+    assert_eq!(client.error(), (2, 95, "not faster than a write".to_owned(), None));
+    client.ask(no_hole, WRITE_ZEROES, 3, 0, 4096);
+    assert_eq!(client.message(), Message::Simple { cookie: 3, error: 0 });
+    let uri = served.uri();
+    for feature in ["fast-zero", "cache", "multi-conn"] {
+        succeed("nbdinfo", &["--can", feature, &uri]);
+    }
+    // -n asks for zeroes that are fast, and unmap allows holes.
+    let args = [
+        "-f",
+        "raw",
+        &uri,
+        "-c",
+        "write -P 7 0 64k",
+        "-c",
+        "write -z -u -n 0 32k",
+        "-c",
+        "read -P 0 0 32k",
+    ];
+    if let Some(text) = succeed("qemu-io", &args) {
+        assert!(!text.contains("failed"), "{text}");
+    }
+}
+
+#[test]
+fn a_cache_hint_is_checked_and_answered_without_the_disk() {
+    // tests [NB-53]
+    let served = serve("hint", Arc::new(Failing(Errno::EIO)));
+    let mut client = Client::structured(&served);
+    client.ask(0, CACHE, 1, 0, 1 << 20);
+    assert_eq!(client.message(), Message::Simple { cookie: 1, error: 0 });
+    for (flags, offset, len) in [(0, 512, 1 << 20), (0, 1, 512), (FAST_ZERO, 0, 512)] {
+        client.ask(flags, CACHE, 2, offset, len);
+        assert_eq!(client.error().1, 22);
+    }
 }

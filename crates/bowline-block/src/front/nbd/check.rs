@@ -12,6 +12,9 @@ pub(super) enum Action {
     Io(IoOp),
     /// How a range is stored.
     Status,
+    /// A hint that a range will be read. There is no cache to read it into: the disk's own, if it
+    /// has one, may be on another machine, and reading for it would double the traffic.
+    Cache,
 }
 
 /// Checks a request other than NBD_CMD_DISC against the disk and what was negotiated.
@@ -29,11 +32,12 @@ pub(super) fn check(
         wire::CMD_FLUSH => Action::Io(IoOp::Flush),
         wire::CMD_TRIM => Action::Io(IoOp::Discard),
         wire::CMD_WRITE_ZEROES => Action::Io(IoOp::WriteZeroes),
+        wire::CMD_CACHE => Action::Cache,
         wire::CMD_BLOCK_STATUS if session.has_allocation => Action::Status,
         wire::CMD_BLOCK_STATUS => return Err(invalid("no metadata context was selected")),
         _ => return Err(invalid("unknown command")),
     };
-    if request.flags & !known_flags(session, action) != 0 {
+    if request.flags & !known_flags(limits, session, action) != 0 {
         return Err(invalid("the command does not have this flag"));
     }
     if request.command == wire::CMD_WRITE
@@ -68,11 +72,21 @@ pub(super) fn check(
     if action == Action::Status && len == 0 {
         return Err(invalid("an empty range has no status"));
     }
+    if request.flags & wire::CMD_FLAG_FAST_ZERO != 0 && !zeroes_fast(limits, request) {
+        return Err(Failure { error: wire::ENOTSUP, text: "not faster than a write", at: None });
+    }
     Ok(action)
 }
 
+/// Tells whether a write of zeroes is known to be faster than a write of data: where the disk can
+/// discard, it zeroes by discarding. Else it may write the zeroes itself, and nothing tells
+/// whether it does.
+fn zeroes_fast(limits: &Limits, request: &Request) -> bool {
+    limits.discard.is_some() && request.flags & wire::CMD_FLAG_NO_HOLE == 0
+}
+
 /// Returns the flags that a command may have.
-fn known_flags(session: Session, action: Action) -> u16 {
+fn known_flags(limits: &Limits, session: Session, action: Action) -> u16 {
     // NBD allows FUA for every command.
     wire::CMD_FLAG_FUA
         | match action {
@@ -80,8 +94,11 @@ fn known_flags(session: Session, action: Action) -> u16 {
             Action::Io(IoOp::Write) if session.format == Format::Extended => {
                 wire::CMD_FLAG_PAYLOAD_LEN
             }
+            Action::Io(IoOp::WriteZeroes) if limits.max_write_zeroes > 0 => {
+                wire::CMD_FLAG_NO_HOLE | wire::CMD_FLAG_FAST_ZERO
+            }
             Action::Io(IoOp::WriteZeroes) => wire::CMD_FLAG_NO_HOLE,
-            Action::Io(_) => 0,
+            Action::Io(_) | Action::Cache => 0,
             Action::Status => wire::CMD_FLAG_REQ_ONE,
         }
 }
@@ -138,6 +155,28 @@ mod tests {
     }
 
     #[test]
+    fn zeroes_are_fast_where_the_disk_discards() {
+        // tests [NB-53]
+        let discard = bowline_rnbd::Discard { max_bytes: 1 << 20, granularity: 512, alignment: 0 };
+        let zeroes = Limits { max_write_zeroes: 1 << 20, ..Limits::plain(1 << 20) };
+        let discards = Limits { discard: Some(discard), ..zeroes };
+        let (fast, no_hole) = (wire::CMD_FLAG_FAST_ZERO, wire::CMD_FLAG_NO_HOLE);
+        for (limits, flags, error) in [
+            (discards, fast, None),
+            (discards, fast | no_hole, Some(wire::ENOTSUP)),
+            (discards, no_hole, None),
+            (zeroes, fast, Some(wire::ENOTSUP)),
+            (zeroes, 0, None),
+            (Limits { max_write_zeroes: 0, ..discards }, fast, Some(wire::EINVAL)),
+        ] {
+            let command = wire::CMD_WRITE_ZEROES;
+            let request = Request { flags, command, cookie: 0, offset: 0, len: 512 };
+            let found = check(&limits, STRUCTURED, &request).err().map(|failure| failure.error);
+            assert_eq!(found, error, "{flags} {limits:?}");
+        }
+    }
+
+    #[test]
     fn a_flag_belongs_to_its_command() {
         let limits = Limits::plain(1 << 20);
         let simple = Session::default();
@@ -148,6 +187,7 @@ mod tests {
             (STRUCTURED, wire::CMD_WRITE, wire::CMD_FLAG_FUA),
             (STRUCTURED, wire::CMD_FLUSH, wire::CMD_FLAG_FUA),
             (STRUCTURED, wire::CMD_TRIM, wire::CMD_FLAG_FUA),
+            (STRUCTURED, wire::CMD_CACHE, wire::CMD_FLAG_FUA),
             (STRUCTURED, wire::CMD_BLOCK_STATUS, wire::CMD_FLAG_FUA | wire::CMD_FLAG_REQ_ONE),
             (simple, wire::CMD_WRITE_ZEROES, wire::CMD_FLAG_FUA | wire::CMD_FLAG_NO_HOLE),
         ] {

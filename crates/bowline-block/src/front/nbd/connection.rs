@@ -274,6 +274,7 @@ impl Connection {
                 let found = status::descriptors(&*self.disk, limits, offset, len, extents);
                 reply::status(self.session.format, origin, &found, limits.logical)
             }
+            Ok(Action::Cache) => (reply::success(self.session.format, origin, 0), Box::default()),
             Ok(Action::Io(_)) => {
                 let text = "no memory for the data of a large request";
                 let failure = Failure { error: wire::ENOMEM, text, at: None };

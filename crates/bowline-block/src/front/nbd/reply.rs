@@ -15,7 +15,6 @@
 //! one piece. With structured replies negotiated, successes without data remain simple replies.
 
 use super::contexts::ALLOCATION_ID;
-use super::status::Descriptor;
 use super::wire::Format;
 
 const SIMPLE_MAGIC: u32 = 0x6744_6698;
@@ -83,6 +82,14 @@ pub(super) struct Failure<'a> {
     pub(super) text: &'a str,
     /// Where on the disk, if that is known: within the request.
     pub(super) at: Option<u64>,
+}
+
+/// Consecutive bytes with the same state.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct Descriptor {
+    pub(super) len: u64,
+    /// Flags of `base:allocation`: 0 where nothing is known.
+    pub(super) state: u32,
 }
 
 /// Builds the head of a success. `len` bytes of data follow a read.

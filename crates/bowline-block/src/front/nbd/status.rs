@@ -2,6 +2,7 @@
 
 use bowline_rnbd::Limits;
 
+use super::reply::Descriptor;
 use crate::device::{Allocation, BlockDevice};
 
 /// Most extents that the disk is asked for in one request: each may take two system calls.
@@ -9,14 +10,6 @@ const LOOKUPS_MAX: usize = 1024;
 
 /// NBD_STATE_HOLE and NBD_STATE_ZERO.
 const HOLE_AND_ZERO: u32 = 3;
-
-/// Consecutive bytes with the same state.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) struct Descriptor {
-    pub(super) len: u64,
-    /// Flags of `base:allocation`: 0 where nothing is known.
-    pub(super) state: u32,
-}
 
 /// How far the extents may go.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

@@ -47,12 +47,15 @@ const SEND_TRIM: u16 = 1 << 5;
 const SEND_WRITE_ZEROES: u16 = 1 << 6;
 const SEND_DF: u16 = 1 << 7;
 const CAN_MULTI_CONN: u16 = 1 << 8;
+const SEND_CACHE: u16 = 1 << 10;
+const SEND_FAST_ZERO: u16 = 1 << 11;
 
 pub(super) const CMD_READ: u16 = 0;
 pub(super) const CMD_WRITE: u16 = 1;
 pub(super) const CMD_DISC: u16 = 2;
 pub(super) const CMD_FLUSH: u16 = 3;
 pub(super) const CMD_TRIM: u16 = 4;
+pub(super) const CMD_CACHE: u16 = 5;
 pub(super) const CMD_WRITE_ZEROES: u16 = 6;
 pub(super) const CMD_BLOCK_STATUS: u16 = 7;
 
@@ -60,6 +63,7 @@ pub(super) const CMD_FLAG_FUA: u16 = 1;
 pub(super) const CMD_FLAG_NO_HOLE: u16 = 1 << 1;
 pub(super) const CMD_FLAG_DF: u16 = 1 << 2;
 pub(super) const CMD_FLAG_REQ_ONE: u16 = 1 << 3;
+pub(super) const CMD_FLAG_FAST_ZERO: u16 = 1 << 4;
 pub(super) const CMD_FLAG_PAYLOAD_LEN: u16 = 1 << 5;
 
 const REQUEST_MAGIC: u32 = 0x2560_9513;
@@ -101,13 +105,14 @@ pub(super) struct Session {
 /// Returns the transmission flags of an export. [NB-53]
 pub(super) fn transmission_flags(limits: &Limits, session: Session) -> u16 {
     // Flushes act on the disk, so they cover the writes of all connections.
-    let mut flags = HAS_FLAGS | CAN_MULTI_CONN;
+    let mut flags = HAS_FLAGS | CAN_MULTI_CONN | SEND_CACHE;
+    let can_zero = limits.max_write_zeroes > 0 && !limits.read_only;
     for (has, flag) in [
         (limits.read_only, READ_ONLY),
         (limits.write_cache, SEND_FLUSH),
         (limits.fua, SEND_FUA),
         (limits.discard.is_some() && !limits.read_only, SEND_TRIM),
-        (limits.max_write_zeroes > 0 && !limits.read_only, SEND_WRITE_ZEROES),
+        (can_zero, SEND_WRITE_ZEROES | SEND_FAST_ZERO),
         (session.format != Format::Simple, SEND_DF),
     ] {
         flags |= if has { flag } else { 0 };
@@ -154,6 +159,7 @@ pub(super) const EIO: u32 = 5;
 pub(super) const ENOMEM: u32 = 12;
 pub(super) const EINVAL: u32 = 22;
 pub(super) const ENOSPC: u32 = 28;
+pub(super) const ENOTSUP: u32 = 95;
 pub(super) const ESHUTDOWN: u32 = 108;
 
 /// Converts an errno of a disk, which is negative, to an NBD error number. EOVERFLOW and ENOTSUP
@@ -222,7 +228,8 @@ mod tests {
         // tests [NB-53]
         let plain = Limits::plain(1 << 20);
         let flags_of = |limits: &_| transmission_flags(limits, Session::default());
-        assert_eq!(flags_of(&plain), HAS_FLAGS | CAN_MULTI_CONN);
+        let always = HAS_FLAGS | CAN_MULTI_CONN | SEND_CACHE;
+        assert_eq!(flags_of(&plain), always);
         let discard = bowline_rnbd::Discard { max_bytes: 1, granularity: 1, alignment: 0 };
         let all = Limits {
             discard: Some(discard),
@@ -231,9 +238,9 @@ mod tests {
             fua: true,
             ..plain
         };
-        let changes = SEND_TRIM | SEND_WRITE_ZEROES;
+        let changes = SEND_TRIM | SEND_WRITE_ZEROES | SEND_FAST_ZERO;
         let more = SEND_FLUSH | SEND_FUA | changes;
-        assert_eq!(flags_of(&all), HAS_FLAGS | CAN_MULTI_CONN | more);
+        assert_eq!(flags_of(&all), always | more);
         let ro = Limits { read_only: true, ..all };
         assert_eq!(flags_of(&ro) & (READ_ONLY | changes), READ_ONLY);
         assert_eq!(flags_of(&Limits { fua: false, ..all }) & SEND_FUA, 0);
