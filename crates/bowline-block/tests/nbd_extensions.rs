@@ -3,7 +3,7 @@
 #[path = "common/nbd.rs"]
 mod common;
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
@@ -12,7 +12,7 @@ use bowline_block::{Discard, Errno, IoOp, Limits};
 
 use common::{
     BLOCK_STATUS, CACHE, Client, FLUSH, LIST_META_CONTEXT, Message, READ, SET_META_CONTEXT, TRIM,
-    WRITE, WRITE_ZEROES, memory, serve, succeed,
+    WRITE, WRITE_ZEROES, memory, serve, succeed, until,
 };
 
 /// NBD_CMD_FLAG_DF.
@@ -407,5 +407,140 @@ fn a_cache_hint_is_checked_and_answered_without_the_disk() {
     for (flags, offset, len) in [(0, 512, 1 << 20), (0, 1, 512), (FAST_ZERO, 0, 512)] {
         client.ask(flags, CACHE, 2, offset, len);
         assert_eq!(client.error().1, 22);
+    }
+}
+
+#[test]
+fn a_handshake_goes_past_options_that_the_server_does_not_have() {
+    // tests [NB-53]
+    let served = serve("options", memory(1 << 20));
+    let mut client = Client::begin(&served.path);
+    let (unsup, invalid, big) = ((1 << 31) + 1, (1 << 31) + 3, (1 << 31) + 9);
+    for (number, data, kind) in [
+        (5, 0, unsup),
+        (5, 1, invalid),
+        (4, 0, unsup),
+        (1000, 100, unsup),
+        (9, 17_000, big),
+        (7, 1 << 20, big),
+        (11, 1, invalid),
+        (7, 5, invalid),
+    ] {
+        let replies = client.option(number, &vec![0; data]);
+        assert_eq!((replies.len(), replies[0].0), (1, kind), "{number} {data}");
+        assert!(std::str::from_utf8(&replies[0].1).is_ok_and(|text| !text.is_empty()));
+    }
+    client.go();
+    client.ask(0, READ, 1, 0, 512);
+    assert_eq!(client.message(), Message::Simple { cookie: 1, error: 0 });
+    let mut endless = Client::begin(&served.path);
+    endless.0.write_all(b"IHAVEOPT\0\0\0\x07\0\x10\0\x01").expect("said");
+    assert!(endless.sees_the_end(), "more than a mebibyte is not even thrown away");
+}
+
+/// Ten thousand requests before the first reply is read: as many as fit are in flight, the others
+/// wait in the socket, and each is answered once.
+#[test]
+fn ten_thousand_requests_are_each_answered_once() {
+    let served = serve("flood", memory(1 << 20));
+    let mut client = Client::with_status(&served);
+    let mut writer = Client(client.0.try_clone().expect("the same socket"));
+    let requests = 10_000;
+    let sender = std::thread::spawn(move || {
+        for cookie in 0..requests {
+            let (flags, command, offset, len) = match cookie % 5 {
+                0 => (0, READ, 4096, 4096),
+                1 => (0, BLOCK_STATUS, 0, 1 << 20),
+                2 => (0, READ, 1 << 20, 512),
+                3 => (0, 77, 0, 0),
+                _ => (FAST_ZERO, WRITE_ZEROES, 8192, 512),
+            };
+            writer.ask(flags, command, cookie, offset, len);
+        }
+    });
+    // Until the server takes no more.
+    until("the client waits for the server", || {
+        let mut poll = [rustix::event::PollFd::new(&client.0, rustix::event::PollFlags::IN)];
+        rustix::event::poll(&mut poll, None).is_ok_and(|ready| ready == 1)
+    });
+    let mut seen: Vec<u64> = (0..requests)
+        .map(|_| match client.message() {
+            Message::Simple { cookie, error: 0 } => {
+                assert_eq!(cookie % 5, 4);
+                cookie
+            }
+            Message::Chunk { cookie, flags: 1, kind, .. } => {
+                let wanted = [DATA, 5, 0x8002, 0x8001][cookie as usize % 5];
+                assert_eq!(kind, wanted, "{cookie}");
+                cookie
+            }
+            message => panic!("{message:?}"),
+        })
+        .collect();
+    sender.join().expect("sent");
+    seen.sort_unstable();
+    assert_eq!(seen, (0..requests).collect::<Vec<_>>());
+}
+
+/// A client that hangs up anywhere in a request ends alone: others and the disk continue, and half a
+/// write changes nothing.
+#[test]
+fn a_hang_up_within_a_request_hurts_nobody() {
+    let served = serve("half", memory(1 << 20));
+    let mut good = Client::with_status(&served);
+    let header = |flags: u16, command: u16, len: u64| {
+        let mut out = 0x21e4_1c71_u32.to_be_bytes().to_vec();
+        out.extend(flags.to_be_bytes());
+        out.extend(command.to_be_bytes());
+        out.extend([7, 0, len].map(u64::to_be_bytes).concat());
+        out
+    };
+    let write = [header(PAYLOAD_LEN, WRITE, 4096), vec![9; 4096]].concat();
+    let refused = [header(PAYLOAD_LEN, TRIM, 50_000), vec![9; 50_000]].concat();
+    for whole in [write, refused] {
+        for cut in (1..32).chain((32..whole.len()).step_by(997)) {
+            let mut client = Client::extended(&served);
+            client.0.write_all(&whole[..cut]).expect("said");
+            client.0.shutdown(std::net::Shutdown::Write).expect("half closed");
+            let mut rest = Vec::new();
+            client.0.read_to_end(&mut rest).expect("the end");
+            assert_eq!(rest, [], "no answer to half a request");
+        }
+    }
+    assert_eq!(good.status(0, 0, 1 << 20), [(1 << 20, 3)], "nothing was written");
+    drop(good);
+    until("no connection stays", || served.server.connections() == 0);
+}
+
+/// Overlapping writes of four connections at a time: each block has what one of them wrote, and a
+/// flush of one connection covers all.
+#[test]
+fn connections_of_one_client_share_the_disk() {
+    // tests [NB-53]
+    let served = serve("shared", memory(1 << 20));
+    std::thread::scope(|threads| {
+        for byte in 1..=4_u8 {
+            let served = &served;
+            threads.spawn(move || {
+                let mut client = Client::structured(served);
+                for cookie in 0..200 {
+                    let at = cookie % 16 * 512;
+                    client.ask(0, WRITE, cookie, at, 4096);
+                    client.0.write_all(&[byte; 4096]).expect("data");
+                }
+                for _ in 0..200 {
+                    assert!(matches!(client.message(), Message::Simple { error: 0, .. }));
+                }
+            });
+        }
+    });
+    let mut client = Client::structured(&served);
+    client.ask(0, FLUSH, 1, 0, 0);
+    assert_eq!(client.message(), Message::Simple { cookie: 1, error: 0 });
+    client.ask(0, READ, 2, 0, 16_384);
+    let Message::Chunk { payload, .. } = client.message() else { panic!("no data") };
+    for (i, block) in payload[8..].chunks(512).enumerate() {
+        let wanted = if i < 15 + 8 { 1..=4 } else { 0..=0 };
+        assert!(wanted.contains(&block[0]) && block.iter().all(|b| *b == block[0]), "{i}");
     }
 }

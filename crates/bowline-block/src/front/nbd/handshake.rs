@@ -7,10 +7,14 @@ use bowline_rnbd::Limits;
 use super::contexts::{self, Queries};
 use super::wire::{self, Fields, Format, Session};
 
-/// Longest data of an option in bytes; longer ones end the connection.
-const MAX_OPTION: usize = 16 << 10;
+/// Longest data of an option in bytes; longer ones are refused.
+const MAX_OPTION: u32 = 16 << 10;
+/// Longest data in bytes that is read to be refused; longer ones end the connection.
+const MAX_SKIPPED: u32 = 1 << 20;
 /// Options one client may send.
 const MAX_OPTIONS: usize = 64;
+const MALFORMED: &[u8] = b"malformed, or in the wrong place";
+const NO_EXPORT: &[u8] = b"there is no such export";
 
 /// How the handshake ended.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -45,6 +49,10 @@ pub(super) fn run(
     let mut session = Session::default();
     for _ in 0..MAX_OPTIONS {
         let (option, data) = read_option(socket)?;
+        let Some(data) = data else {
+            answer(socket, option, wire::REP_ERR_TOO_BIG, b"the option is too long")?;
+            continue;
+        };
         let mine = |wanted: &[u8]| wanted.is_empty() || wanted == name.as_bytes();
         match option {
             // With extended headers there is only NBD_OPT_GO.
@@ -73,9 +81,9 @@ pub(super) fn run(
                 answer(socket, option, wire::REP_ACK, &[])?;
             }
             wire::OPT_INFO | wire::OPT_GO => match parse_info(&data) {
-                None => answer(socket, option, wire::REP_ERR_INVALID, &[])?,
+                None => answer(socket, option, wire::REP_ERR_INVALID, MALFORMED)?,
                 Some((wanted, _)) if !mine(wanted) => {
-                    answer(socket, option, wire::REP_ERR_UNKNOWN, &[])?;
+                    answer(socket, option, wire::REP_ERR_UNKNOWN, NO_EXPORT)?;
                 }
                 Some((_, wants_name)) => {
                     let name = wants_name.then_some(name);
@@ -91,7 +99,7 @@ pub(super) fn run(
                 answer(socket, option, wire::REP_ACK, &[])?;
             }
             wire::OPT_STRUCTURED_REPLY if data.is_empty() && session.format == Format::Extended => {
-                answer(socket, option, wire::REP_ERR_EXT_HEADER_REQD, &[])?;
+                answer(socket, option, wire::REP_ERR_EXT_HEADER_REQD, b"extended headers stay")?;
             }
             wire::OPT_STRUCTURED_REPLY if data.is_empty() => {
                 session.format = Format::Structured;
@@ -105,9 +113,9 @@ pub(super) fn run(
                 }
                 let queries = Queries::parse(&data).filter(|_| session.format != Format::Simple);
                 match queries {
-                    None => answer(socket, option, wire::REP_ERR_INVALID, &[])?,
+                    None => answer(socket, option, wire::REP_ERR_INVALID, MALFORMED)?,
                     Some(queries) if !mine(queries.export) => {
-                        answer(socket, option, wire::REP_ERR_UNKNOWN, &[])?;
+                        answer(socket, option, wire::REP_ERR_UNKNOWN, NO_EXPORT)?;
                     }
                     Some(queries) => {
                         session.has_allocation |= selects && queries.selects;
@@ -123,15 +131,21 @@ pub(super) fn run(
                 }
             }
             wire::OPT_LIST | wire::OPT_STRUCTURED_REPLY | wire::OPT_EXTENDED_HEADERS => {
-                answer(socket, option, wire::REP_ERR_INVALID, &[])?;
+                answer(socket, option, wire::REP_ERR_INVALID, MALFORMED)?;
             }
-            _ => answer(socket, option, wire::REP_ERR_UNSUP, &[])?,
+            wire::OPT_STARTTLS if data.is_empty() => {
+                let text = b"there is no TLS: the socket belongs to one user of this machine";
+                answer(socket, option, wire::REP_ERR_UNSUP, text)?;
+            }
+            wire::OPT_STARTTLS => answer(socket, option, wire::REP_ERR_INVALID, MALFORMED)?,
+            _ => answer(socket, option, wire::REP_ERR_UNSUP, b"unknown option")?,
         }
     }
     Err(io::ErrorKind::InvalidData.into())
 }
 
-fn read_option(socket: &mut impl Read) -> io::Result<(u32, Vec<u8>)> {
+/// Reads an option; `None` in place of data that is too long.
+fn read_option(socket: &mut impl Read) -> io::Result<(u32, Option<Vec<u8>>)> {
     let mut head = [0; 16];
     socket.read_exact(&mut head)?;
     let mut at = Fields(&head);
@@ -139,13 +153,18 @@ fn read_option(socket: &mut impl Read) -> io::Result<(u32, Vec<u8>)> {
     let (Some(wire::OPTION), Some(option), Some(len)) = (magic, option, len) else {
         return Err(io::ErrorKind::InvalidData.into());
     };
-    let len = len as usize;
-    if len > MAX_OPTION {
+    // NBD_OPT_EXPORT_NAME has no error reply.
+    if len > MAX_SKIPPED || (len > MAX_OPTION && option == wire::OPT_EXPORT_NAME) {
         return Err(io::ErrorKind::InvalidData.into());
     }
-    let mut data = vec![0; len];
+    if len > MAX_OPTION {
+        let skipped = io::copy(&mut socket.take(len.into()), &mut io::sink())?;
+        let whole = skipped == u64::from(len);
+        return if whole { Ok((option, None)) } else { Err(io::ErrorKind::UnexpectedEof.into()) };
+    }
+    let mut data = vec![0; len as usize];
     socket.read_exact(&mut data)?;
-    Ok((option, data))
+    Ok((option, Some(data)))
 }
 
 fn answer(socket: &mut impl Write, option: u32, kind: u32, data: &[u8]) -> io::Result<()> {
@@ -299,7 +318,7 @@ mod tests {
         assert_eq!(flags(&said), wire::transmission_flags(&Limits::plain(0), structured));
         let (outcome, said) = ask(3, &[option(number, b"x"), option(wire::OPT_EXPORT_NAME, b"")]);
         assert_eq!(outcome.unwrap(), Outcome::Begin(Session::default()));
-        assert_eq!(kinds(&said[..20]), [wire::REP_ERR_INVALID]);
+        assert_eq!(kinds(&said[..20 + MALFORMED.len()]), [wire::REP_ERR_INVALID]);
         assert_eq!(flags(&said), wire::transmission_flags(&Limits::plain(0), Session::default()));
     }
 
@@ -317,6 +336,27 @@ mod tests {
         let (invalid, required) = (wire::REP_ERR_INVALID, wire::REP_ERR_EXT_HEADER_REQD);
         assert_eq!(kinds(&said), [invalid, 1, 1, required, 3, 3, 1]);
         assert!(ask(3, &[extended, option(wire::OPT_EXPORT_NAME, b"")]).0.is_err());
+    }
+
+    #[test]
+    fn options_that_are_too_long_and_tls_are_refused_and_the_handshake_continues() {
+        let long = vec![0; MAX_OPTION as usize + 1];
+        let longest = vec![0; MAX_SKIPPED as usize];
+        let options = [
+            option(wire::OPT_LIST_META_CONTEXT, &long),
+            option(99, &longest),
+            option(wire::OPT_STARTTLS, b""),
+            option(wire::OPT_STARTTLS, b"x"),
+            option(wire::OPT_GO, &info("", &[])),
+        ];
+        let (outcome, said) = ask(3, &options);
+        assert_eq!(outcome.unwrap(), Outcome::Begin(Session::default()));
+        let (big, unsup, invalid) =
+            (wire::REP_ERR_TOO_BIG, wire::REP_ERR_UNSUP, wire::REP_ERR_INVALID);
+        assert_eq!(kinds(&said), [big, big, unsup, invalid, 3, 3, 1]);
+        assert!(ask(3, &[option(99, &[&longest[..], b"x"].concat())]).0.is_err());
+        assert!(ask(3, &[option(wire::OPT_EXPORT_NAME, &long)]).0.is_err());
+        assert!(ask(3, &[option(99, &long)[..9000].to_vec()]).0.is_err(), "cut off");
     }
 
     #[test]

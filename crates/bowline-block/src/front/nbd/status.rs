@@ -16,7 +16,7 @@ const HOLE_AND_ZERO: u32 = 3;
 pub(super) enum Extents {
     /// One, within the request.
     One,
-    /// As many as there are; the last may go on beyond the request.
+    /// As many as there are; the last may continue beyond the request.
     Several,
 }
 

@@ -51,8 +51,8 @@ impl WorkQueue {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds pieces, and calls `submit` with all that there are until there are none, unless a call
-    /// of it is in progress, which takes these, too.
+    /// Adds pieces, and calls `submit` until all are submitted, unless another call of this is in
+    /// progress, which takes these, too.
     pub(super) fn add(&self, pieces: Vec<(Work, u64)>, submit: impl Fn(Vec<(Work, u64)>)) {
         let mut state = self.lock();
         state.pieces.extend(pieces);
