@@ -24,6 +24,8 @@ mod output;
 mod reply;
 mod requests;
 mod status;
+#[cfg(test)]
+mod stream_checks;
 mod wire;
 mod work;
 
