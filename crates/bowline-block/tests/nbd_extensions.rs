@@ -544,3 +544,36 @@ fn connections_of_one_client_share_the_disk() {
         assert!(wanted.contains(&block[0]) && block.iter().all(|b| *b == block[0]), "{i}");
     }
 }
+
+/// The client that breaks the protocol is disconnected, counted, and reported.
+#[test]
+fn a_client_that_breaks_the_protocol_is_counted_and_reported() {
+    let served = serve("faults", memory(1 << 20));
+    let (send, reasons) = std::sync::mpsc::channel();
+    served.server.on_fault(move |why| _ = send.send(why.to_owned()));
+    // Clients that leave, one of them in the middle of a request, are no fault.
+    let mut leaving = Client::structured(&served);
+    leaving.ask(0, WRITE, 1, 0, 4096);
+    drop((leaving, Client::begin(&served.path)));
+    let mut good = Client::structured(&served);
+    good.ask(0, 99, 1, 0, 0);
+    good.error();
+    until("the others are gone", || served.server.connections() == 1);
+    assert_eq!(served.server.faults(), 0);
+
+    let mut noisy = Client::structured(&served);
+    noisy.0.write_all(&[0x5a; 28]).expect("noise");
+    assert!(noisy.sees_the_end());
+    until("it is counted", || served.server.faults() == 1);
+    let why = reasons.recv().expect("a reason");
+    assert_eq!(why, "disconnected from an NBD client: no request where one should begin");
+    let mut greedy = Client::structured(&served);
+    greedy.ask(0, WRITE, 1, 0, u32::MAX);
+    assert!(greedy.sees_the_end());
+    let mut confused = Client::begin(&served.path);
+    confused.0.write_all(&[7; 16]).expect("no option");
+    assert!(confused.sees_the_end());
+    until("both are counted", || served.server.faults() == 3);
+    good.ask(0, READ, 2, 0, 512);
+    assert!(matches!(good.message(), Message::Chunk { cookie: 2, kind: DATA, .. }));
+}

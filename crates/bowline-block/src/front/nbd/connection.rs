@@ -54,13 +54,15 @@ pub(super) struct Connection {
 enum Ended {
     /// It has sent NBD_CMD_DISC: requests in flight are answered first.
     Disconnect,
-    /// It is gone, or has sent an invalid request.
-    Broken,
+    /// It is gone, or its connection is closed.
+    Gone,
+    /// It has broken the protocol.
+    Broken(&'static str),
 }
 
 impl From<io::Error> for Ended {
     fn from(_: io::Error) -> Self {
-        Self::Broken
+        Self::Gone
     }
 }
 
@@ -113,16 +115,18 @@ impl Connection {
         });
         let handler: Weak<dyn ClientHandler> = connection.weak_self.clone();
         connection.client.set_handler(handler);
-        connection.run();
-        Ok(())
+        match connection.run() {
+            Err(Ended::Broken(why)) => Err(handshake::broken(why)),
+            Ok(()) | Err(Ended::Disconnect | Ended::Gone) => Ok(()),
+        }
     }
 
-    fn run(&self) {
+    fn run(&self) -> Result<(), Ended> {
         std::thread::scope(|threads| {
             let writer = std::thread::Builder::new()
                 .name("bowline-nbd-out".into())
                 .spawn_scoped(threads, || self.output.write(self.socket(), &self.requests));
-            let ended = if writer.is_ok() { self.read() } else { Err(Ended::Broken) };
+            let ended = if writer.is_ok() { self.read() } else { Err(Ended::Gone) };
             self.disk.leave();
             if let Err(Ended::Disconnect) = ended {
                 self.requests.wait_all();
@@ -130,7 +134,8 @@ impl Connection {
             self.abort();
             self.client.shut_down();
             self.output.close(&self.requests);
-        });
+            ended
+        })
     }
 
     fn socket(&self) -> &UnixStream {
@@ -148,7 +153,8 @@ impl Connection {
                 self.disk.submit(&mut batch);
                 self.await_request(&mut input)?;
             }
-            let request = wire::Request::parse(format, input.buffered()).ok_or(Ended::Broken)?;
+            let request = wire::Request::parse(format, input.buffered());
+            let request = request.ok_or(Ended::Broken("no request where one should begin"))?;
             input.consume(request_len);
             let is_large = request.payload(format) >= LARGE;
             input.limit = if is_large { request_len } else { READ_AHEAD };
@@ -194,8 +200,7 @@ impl Connection {
             offset: request.offset,
         };
         if payload > wire::MAX_PAYLOAD.into() {
-            // Too much data even to skip.
-            return Err(Ended::Broken);
+            return Err(Ended::Broken("a request with more than 32 MiB of data"));
         }
         if matches!(action, Ok(Action::Io(IoOp::Read))) && self.hung_up.load(Relaxed) {
             return Ok(());
@@ -212,7 +217,7 @@ impl Connection {
             self.disk.submit(batch);
             input.turns.leave(&*self.disk);
         });
-        let (op, place) = match (action, place.ok_or(Ended::Broken)?) {
+        let (op, place) = match (action, place.ok_or(Ended::Gone)?) {
             (Ok(Action::Io(op)), Ok(place)) => (op, place),
             (action, _) => {
                 if payload > 0 || matches!(action, Ok(Action::Status)) {
@@ -249,7 +254,7 @@ impl Connection {
             rest,
             flush_after: fua && op.changes() && !native_fua && limits.write_cache,
         });
-        let io = disk_io(first, tag, self.done().ok_or(Ended::Broken)?);
+        let io = disk_io(first, tag, self.done().ok_or(Ended::Gone)?);
         batch.push(DiskIo { fua: fua && native_fua, mem: mem.map(|(_, name)| name), ..io });
         Ok(())
     }

@@ -44,7 +44,7 @@ pub(super) fn run(
     socket.read_exact(&mut flags)?;
     let flags = u32::from_be_bytes(flags);
     if flags & !u32::from(wire::FIXED_NEWSTYLE | wire::NO_ZEROES) != 0 {
-        return Err(io::ErrorKind::InvalidData.into());
+        return Err(broken("unknown flags"));
     }
     let mut session = Session::default();
     for _ in 0..MAX_OPTIONS {
@@ -68,7 +68,9 @@ pub(super) fn run(
                 socket.write_all(&out)?;
                 return Ok(Outcome::Begin(session));
             }
-            wire::OPT_EXPORT_NAME => return Err(io::ErrorKind::InvalidData.into()),
+            wire::OPT_EXPORT_NAME => {
+                return Err(broken("it has chosen an export that is not here"));
+            }
             wire::OPT_ABORT => {
                 // The client may not wait for this reply.
                 let _ = answer(socket, option, wire::REP_ACK, &[]);
@@ -141,7 +143,12 @@ pub(super) fn run(
             _ => answer(socket, option, wire::REP_ERR_UNSUP, b"unknown option")?,
         }
     }
-    Err(io::ErrorKind::InvalidData.into())
+    Err(broken("too many options"))
+}
+
+/// Makes the error that ends the connection of a client which has broken the protocol.
+pub(super) fn broken(why: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why)
 }
 
 /// Reads an option; `None` in place of data that is too long.
@@ -151,11 +158,11 @@ fn read_option(socket: &mut impl Read) -> io::Result<(u32, Option<Vec<u8>>)> {
     let mut at = Fields(&head);
     let (magic, option, len) = (at.u64(), at.u32(), at.u32());
     let (Some(wire::OPTION), Some(option), Some(len)) = (magic, option, len) else {
-        return Err(io::ErrorKind::InvalidData.into());
+        return Err(broken("no option where one should begin"));
     };
     // NBD_OPT_EXPORT_NAME has no error reply.
     if len > MAX_SKIPPED || (len > MAX_OPTION && option == wire::OPT_EXPORT_NAME) {
-        return Err(io::ErrorKind::InvalidData.into());
+        return Err(broken("an option that is too long"));
     }
     if len > MAX_OPTION {
         let skipped = io::copy(&mut socket.take(len.into()), &mut io::sink())?;
