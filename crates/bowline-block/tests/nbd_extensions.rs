@@ -159,12 +159,12 @@ fn metadata_contexts_are_listed_and_selected() {
     // tests [NB-53]
     let served = serve("contexts", memory(1 << 20));
     let (ack, context) =
-        ((1, vec![]), |id: u8| (4, [&[0, 0, 0, id], &b"base:allocation"[..]].concat()));
+        (|| (1, vec![]), |id: u8| (4, [&[0, 0, 0, id], &b"base:allocation"[..]].concat()));
     let (invalid, unknown) = ((1 << 31) + 3, (1 << 31) + 6);
     let mut client = Client::begin(&served.path);
     let early = client.contexts(SET_META_CONTEXT, "disk", &["base:allocation"]);
     assert_eq!(early[0].0, invalid, "structured replies come first");
-    assert_eq!(client.option(8, b""), [ack.clone()]);
+    assert_eq!(client.option(8, b""), [ack()]);
     for (queries, listed) in [
         (&[][..], true),
         (&["base:"][..], true),
@@ -172,20 +172,20 @@ fn metadata_contexts_are_listed_and_selected() {
         (&["base:other", "x-y:z"][..], false),
     ] {
         let replies = client.contexts(LIST_META_CONTEXT, "", queries);
-        let wanted = if listed { vec![context(0), ack.clone()] } else { vec![ack.clone()] };
+        let wanted = if listed { vec![context(0), ack()] } else { vec![ack()] };
         assert_eq!(replies, wanted, "{queries:?}");
     }
     assert_eq!(client.contexts(LIST_META_CONTEXT, "other", &[])[0].0, unknown);
     // As many queries as an option holds, and as many as a number can say.
     let many = vec![""; 4000];
-    assert_eq!(client.contexts(SET_META_CONTEXT, "disk", &many), [ack.clone()]);
+    assert_eq!(client.contexts(SET_META_CONTEXT, "disk", &many), [ack()]);
     assert_eq!(
         client.option(SET_META_CONTEXT, &[0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff])[0].0,
         invalid
     );
     // A selection replaces the one before, even one that fails.
     let selected = client.contexts(SET_META_CONTEXT, "disk", &["base:allocation"]);
-    assert_eq!(selected, [context(1), ack.clone()]);
+    assert_eq!(selected, [context(1), ack()]);
     assert_eq!(client.contexts(SET_META_CONTEXT, "other", &["base:allocation"])[0].0, unknown);
     client.go();
     client.ask(0, BLOCK_STATUS, 1, 0, 4096);
