@@ -482,8 +482,8 @@ fn ten_thousand_requests_are_each_answered_once() {
     assert_eq!(seen, (0..requests).collect::<Vec<_>>());
 }
 
-/// A client that hangs up anywhere in a request ends alone: others and the disk continue, and half a
-/// write changes nothing.
+/// A client that hangs up anywhere in a request ends alone: others and the disk continue, and half
+/// a write changes nothing.
 #[test]
 fn a_hang_up_within_a_request_hurts_nobody() {
     let served = serve("half", memory(1 << 20));

@@ -141,8 +141,8 @@ impl State {
             }
             skip = 0;
         }
-        // SAFETY: heads and tails are in the queue, which `self` holds unchanged; the data is in memory
-        // that `requests` or the reply's place holds until the reply is given back.
+        // SAFETY: heads and tails are in the queue, which `self` holds unchanged; the data is in
+        // memory that `requests` or the reply's place holds until the reply is given back.
         unsafe { sys::send(socket.as_fd(), &pieces) }
     }
 

@@ -1,8 +1,8 @@
 //! The NBD protocol's numbers, and requests. All numbers are big-endian.
 //!
 //! ```text
-//!   request, 28 bytes:   magic u32 | flags u16 | command u16 | cookie u64 | offset u64 | length u32
-//!   extended, 32 bytes:  the same with another magic and a length of 64 bits
+//!   request, 28 bytes:  magic u32 | flags u16 | command u16 | cookie u64 | offset u64 | length u32
+//!   extended, 32 bytes: the same with another magic and a length of 64 bits
 //! ```
 
 use bowline_rnbd::Limits;
