@@ -397,12 +397,21 @@ fn open_front_ends(
     let name = disk.local_name();
     let mut front_ends = FrontEnds::default();
     let mut locations = vec![name.to_owned()];
+    let trouble = || {
+        let (notices, local_name) = (notices.clone(), name.to_owned());
+        move |why: &str| {
+            // The receiver is gone when the process ends.
+            let _ = notices.send((local_name.clone(), DiskNotice::Trouble(why.to_owned())));
+        }
+    };
     if let Some(path) = &options.nbd {
         let device: Arc<dyn BlockDevice> = Arc::<Disk>::clone(disk);
         let served = nbd::serve(device, path, NbdOptions::default());
-        front_ends.nbd = Some(served.map_err(|error| {
+        let served = served.map_err(|error| {
             Trouble::io(format!("cannot listen on {}: {error}", path.display()), &error)
-        })?);
+        })?;
+        served.on_fault(trouble());
+        front_ends.nbd = Some(served);
         locations.push(format!("nbd {}", path.display()));
     }
     if let Some(dir) = &options.fuse {
@@ -423,12 +432,7 @@ fn open_front_ends(
     }
     if let Some(path) = &options.vhost_user {
         let device: Arc<dyn BlockDevice> = Arc::<Disk>::clone(disk);
-        let (notices, local_name) = (notices.clone(), name.to_owned());
-        let trouble = move |why: &str| {
-            // The receiver is gone when the process ends.
-            let _ = notices.send((local_name.clone(), DiskNotice::Trouble(why.to_owned())));
-        };
-        let served = vhost_user::serve(device, path, VhostUserOptions::default(), trouble);
+        let served = vhost_user::serve(device, path, VhostUserOptions::default(), trouble());
         front_ends.vhost_user = Some(served.map_err(|error| {
             Trouble::io(format!("cannot listen on {}: {error}", path.display()), &error)
         })?);

@@ -1,4 +1,5 @@
-//! A disk behind a unix socket that speaks NBD: fixed newstyle handshake, simple replies.
+//! A disk behind a unix socket that speaks NBD: fixed newstyle handshake, simple,
+//! structured or extended replies.
 //!
 //! ```text
 //!   bowline-nbd      lets clients in, as long as there are places, and notices who hangs up
@@ -9,13 +10,25 @@
 //!   bowline-nbd-out  one for each connection: the rest, when the client reads slowly
 //! ```
 //!
+//! Clients may ask which ranges are allocated (`base:allocation`). The answer is what
+//! [`BlockDevice::extent`] says: holes of local files and memory. A disk of another machine is
+//! reported as allocated, since RNBD has no request that would tell.
+//!
 //! Spec: `docs/spec/rnbd.md`, NB-53; the protocol is NBD's own `doc/proto.md`.
 
+mod check;
 mod connection;
+mod contexts;
+mod faults;
 mod handshake;
 mod output;
+mod reply;
 mod requests;
+mod status;
+#[cfg(test)]
+mod stream_checks;
 mod wire;
+mod work;
 
 use std::fmt;
 use std::io;
@@ -27,6 +40,7 @@ use bowline_ctl::{Acceptor, ClientConnection, ConnectionLimits, OwnedFile};
 
 use crate::device::BlockDevice;
 use connection::Connection;
+use faults::Faults;
 
 /// Clients that may linger, per allowed connection: gone while the disk still has requests of them.
 const LINGERING_PER_CONNECTION: usize = 4;
@@ -66,6 +80,7 @@ pub struct NbdServer {
 struct Shared {
     disk: Arc<dyn BlockDevice>,
     options: NbdOptions,
+    faults: Arc<Faults>,
     clients: Mutex<Clients>,
 }
 
@@ -98,7 +113,8 @@ pub fn serve(disk: Arc<dyn BlockDevice>, at: &Path, options: NbdOptions) -> io::
         return Err(io::ErrorKind::InvalidInput.into());
     }
     let (listener, file) = bowline_ctl::listen(at)?;
-    let shared = Arc::new(Shared { disk, options, clients: Mutex::default() });
+    let shared =
+        Arc::new(Shared { disk, options, faults: Arc::default(), clients: Mutex::default() });
     let active = options.max_connections;
     let limits =
         ConnectionLimits { active, lingering: active.saturating_mul(LINGERING_PER_CONNECTION) };
@@ -118,6 +134,17 @@ impl NbdServer {
     /// Returns the number of connections.
     pub fn connections(&self) -> usize {
         self.shared.lock().count()
+    }
+
+    /// Returns how many clients were disconnected so far because they broke the protocol.
+    pub fn faults(&self) -> u64 {
+        self.shared.faults.count()
+    }
+
+    /// Calls `f` with the reason when a client is disconnected because it broke the protocol, at
+    /// most once a second.
+    pub fn on_fault(&self, f: impl Fn(&str) + Send + Sync + 'static) {
+        self.shared.faults.report_to(Box::new(f));
     }
 
     /// Accepts no more clients if there are no connections, until [`NbdServer::enable`]; returns
@@ -171,8 +198,15 @@ impl Shared {
         }
         let (disk, options) = (Arc::clone(&self.disk), self.options);
         let thread = std::thread::Builder::new().name("bowline-nbd-in".into());
-        // An error of one client ends its connection only.
-        let thread = thread.spawn(move || _ = Connection::serve(client, disk, options));
+        let faults = Arc::clone(&self.faults);
+        let thread = thread.spawn(move || {
+            // An error of one client ends its connection only.
+            if let Err(error) = Connection::serve(client, disk, options)
+                && error.kind() == io::ErrorKind::InvalidData
+            {
+                faults.note(&error.to_string());
+            }
+        });
         clients.threads.extend(thread);
     }
 }
