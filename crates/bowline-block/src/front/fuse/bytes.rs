@@ -41,9 +41,21 @@ pub(super) struct Data {
 #[derive(Debug)]
 pub(super) enum FileRequest {
     /// What is read may be put at `place`, in memory that is its channel's and large enough.
-    Read { offset: u64, len: usize, place: Option<usize> },
-    Write { offset: u64, data: Data, durable: bool },
-    Zero { offset: u64, len: u64, keep: bool },
+    Read {
+        offset: u64,
+        len: usize,
+        place: Option<usize>,
+    },
+    Write {
+        offset: u64,
+        data: Data,
+        durable: bool,
+    },
+    Zero {
+        offset: u64,
+        len: u64,
+        keep: bool,
+    },
     Sync,
 }
 
@@ -168,11 +180,7 @@ impl Bytes {
     }
 
     /// Checks a request and prepares its operation; `None` if there is nothing to do.
-    fn prepare(
-        &self,
-        request: &FileRequest,
-        batch: &mut Vec<DiskIo>,
-    ) -> Result<Option<Op>, Errno> {
+    fn prepare(&self, request: &FileRequest, batch: &mut Vec<DiskIo>) -> Result<Option<Op>, Errno> {
         let limits = self.disk.limits();
         let (op, offset, asked) = match *request {
             FileRequest::Read { offset, len, .. } => (IoOp::Read, offset, len as u64),
@@ -248,7 +256,11 @@ impl Bytes {
     /// Memory of the disk, for a channel.
     pub(super) fn mem(&self, at: usize, len: usize) -> Mem {
         assert!(at + len <= self.memory.len(), "memory outside of what there is");
-        Mem { buffer: Arc::clone(&self.memory.mem.buffer), offset: self.memory.mem.offset + at, len }
+        Mem {
+            buffer: Arc::clone(&self.memory.mem.buffer),
+            offset: self.memory.mem.offset + at,
+            len,
+        }
     }
 
     /// Takes back memory of a request that was not begun.
@@ -407,9 +419,10 @@ impl Bytes {
 
     /// Replies, and frees the memory.
     fn finish(&self, mut op: Op) {
-        let mem = op.data.filter(|_| op.op == IoOp::Read).map(|data| {
-            self.mem(data.at + (op.offset - op.start) as usize, op.len as usize)
-        });
+        let mem = op
+            .data
+            .filter(|_| op.op == IoOp::Read)
+            .map(|data| self.mem(data.at + (op.offset - op.start) as usize, op.len as usize));
         if let Some(reply) = op.reply.take() {
             // Its memory comes back even if that panics.
             catch_callback_panic(|| match op.errno {
@@ -552,8 +565,7 @@ mod tests {
         let disk = memory(8192);
         assert_eq!(wait(&disk, read(8000, 4096)).unwrap().len(), 192);
         assert_eq!(wait(&disk, read(9000, 4096)).unwrap().len(), 0);
-        let write =
-            |offset, bytes: &[u8]| wait(&disk, write_of(&disk, offset, bytes, false));
+        let write = |offset, bytes: &[u8]| wait(&disk, write_of(&disk, offset, bytes, false));
         write(8190, &[5; 10]).unwrap();
         assert_eq!(wait(&disk, read(8188, 9)).unwrap(), [0, 0, 5, 5]);
         assert_eq!(write(8192, &[5; 10]), Err(Errno::ENOSPC));
@@ -689,9 +701,8 @@ mod tests {
     fn a_failed_read_stops_a_partial_write_and_nothing_else() {
         let faulty = Arc::new(Faulty(Mutex::default()));
         let disk = Bytes::new(LocalDevice::new("disk", faulty.clone()), 0).unwrap();
-        let write = |offset, bytes: &[u8], durable| {
-            wait(&disk, write_of(&disk, offset, bytes, durable))
-        };
+        let write =
+            |offset, bytes: &[u8], durable| wait(&disk, write_of(&disk, offset, bytes, durable));
         assert_eq!(write(5000, b"part", false), Err(Errno::EIO));
         assert_eq!(*faulty.0.lock().unwrap(), [(IoOp::Read, 4096)], "nothing was written");
         assert_eq!(write(4096, &[1; 4096], false), Err(Errno::EIO));

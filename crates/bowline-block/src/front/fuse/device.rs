@@ -1,4 +1,5 @@
-//! The kernel's requests by /dev/fuse: one read each, and one write for its answer.
+//! The kernel's requests by /dev/fuse: one read each, and one write for its answer. Several threads
+//! have a clone of the descriptor each.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -7,6 +8,7 @@ use std::sync::Arc;
 
 use bowline_rnbd::Errno;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Mode, OFlags};
 
 use super::bytes::{Data, MAX_IO};
 use super::file::{Answers, DiskFile, Out, To};
@@ -20,6 +22,8 @@ const FIRST: usize = HEADER + WRITE_ARGS;
 /// costs less than taking new memory.
 const WORTH_KEEPING: usize = 32 << 10;
 const WRITE: u32 = 16;
+/// Makes a new descriptor one of a mount that another serves (`FUSE_DEV_IOC_CLONE`).
+const CLONE: libc::Ioctl = 0x8004_e500_u32 as libc::Ioctl;
 
 /// A descriptor of /dev/fuse. What is read from one has to be answered by the same.
 pub(super) struct Device {
@@ -27,6 +31,15 @@ pub(super) struct Device {
 }
 
 impl Device {
+    /// Another descriptor of the same mount, whose requests are its own.
+    pub(super) fn another(&self) -> io::Result<Self> {
+        let fd = rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+        let of = self.fd.as_raw_fd() as u32;
+        // SAFETY: this command reads one number from there.
+        let done = unsafe { libc::ioctl(fd.as_raw_fd(), CLONE, &raw const of) };
+        if done < 0 { Err(io::Error::last_os_error()) } else { Ok(Self { fd }) }
+    }
+
     /// Reads a request: its first bytes, and what follows.
     fn read(&self, first: &mut [u8; FIRST], rest: Piece) -> io::Result<usize> {
         let pieces = [Piece { iov_base: first.as_mut_ptr().cast(), iov_len: FIRST }, rest];

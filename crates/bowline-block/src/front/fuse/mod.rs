@@ -9,6 +9,7 @@
 //! ```text
 //!   mod      mounts, and unmounts, with fuser
 //!   device   requests and answers by /dev/fuse
+//!   ring     the same by io_uring, where the kernel offers that
 //!   wire     their bytes
 //!   file     what each of them does
 //!   bytes    reads and writes of any bytes, as requests to the disk
@@ -17,6 +18,7 @@
 mod bytes;
 mod device;
 mod file;
+mod ring;
 mod wire;
 
 use std::fmt;
@@ -24,7 +26,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -34,6 +36,7 @@ use crate::device::{BlockDevice, DiskEvent};
 use bytes::{Bytes, MAX_IO};
 use device::Device;
 use file::{DiskFile, Users};
+use ring::{Layout, Ring};
 
 /// Most asynchronous requests that the kernel keeps in flight.
 const BACKGROUND: u16 = 64;
@@ -49,6 +52,10 @@ pub struct FuseOptions {
     /// Other users can access the mount. Needs root, or `user_allow_other` in the system's
     /// fuse.conf.
     pub allow_other: bool,
+    /// Number of threads that take the kernel's requests; 0 for half of the processors, at most
+    /// four. Without effect where requests come by io_uring, which is where Linux 6.14 or later
+    /// offers that (the parameter `enable_uring` of its module fuse).
+    pub threads: usize,
 }
 
 /// A directory with the file of a disk in it. Dropping it unmounts: at once if nobody has the file
@@ -62,7 +69,11 @@ pub struct Mount {
 }
 
 /// What the kernel is answered before there are requests.
-struct Handshake;
+struct Handshake {
+    /// A ring is asked for, then whether the kernel offers it.
+    ring: bool,
+    offered: mpsc::Sender<bool>,
+}
 
 impl Filesystem for Handshake {
     fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> io::Result<()> {
@@ -70,6 +81,9 @@ impl Filesystem for Handshake {
         let _ = config.add_capabilities(InitFlags::FUSE_ASYNC_DIO);
         let _ = config.set_max_write(MAX_IO as u32);
         let _ = config.set_max_background(BACKGROUND);
+        let flag = InitFlags::FUSE_OVER_IO_URING;
+        // Who asked waits for it.
+        let _ = self.offered.send(self.ring && config.add_capabilities(flag).is_ok());
         Ok(())
     }
 }
@@ -88,15 +102,6 @@ pub fn mount(
     if file_name.is_empty() || file_name.contains(['/', '\0']) || [".", ".."].contains(&file_name) {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    let disk_events = Arc::clone(&disk);
-    let file = Arc::new(DiskFile {
-        users: Mutex::new(Users::default()),
-        name: file_name.into(),
-        read_only: options.read_only,
-        bytes: Bytes::new(disk, 0).map_err(|errno| io::Error::from_raw_os_error(errno.0))?,
-        owner: (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()),
-        since: SystemTime::now(),
-    });
     let mut config = fuser::Config::default();
     config.mount_options = vec![
         MountOption::FSName("bowline".into()),
@@ -109,12 +114,10 @@ pub fn mount(
     if options.allow_other {
         config.acl = SessionACL::All;
     }
-    let session = Session::new(Handshake, dir, &config)?;
-    let kernel = Arc::new(Device { fd: session.as_fd().try_clone_to_owned()? });
-    let served = Arc::clone(&file);
-    let thread = std::thread::Builder::new()
-        .name("bowline-fuse".to_owned())
-        .spawn(move || device::serve(&kernel, &served))?;
+    let disk_events = Arc::clone(&disk);
+    let make = |ring: bool| Served::new(&disk, dir, file_name, options, &config, ring);
+    // A kernel that offers a ring and then refuses it serves nobody until it is mounted anew.
+    let Served { file, session, threads } = make(true).or_else(|_| make(false))?;
     let device = std::fs::metadata(dir)?.dev();
     let (path, mounted) = (dir.join(file_name), Arc::downgrade(&file));
     disk_events.on_change(Box::new(move |event| {
@@ -122,7 +125,72 @@ pub fn mount(
             refresh_size(path.clone());
         }
     }));
-    Ok(Mount { dir: dir.to_owned(), device, file, session: Some(session), threads: vec![thread] })
+    Ok(Mount { dir: dir.to_owned(), device, file, session: Some(session), threads })
+}
+
+/// A file that is mounted and served.
+struct Served {
+    file: Arc<DiskFile>,
+    session: Session<Handshake>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Served {
+    /// Mounts the file; with `ring`, it is served by io_uring if the kernel offers that.
+    fn new(
+        disk: &Arc<dyn BlockDevice>,
+        dir: &Path,
+        file_name: &str,
+        options: FuseOptions,
+        config: &fuser::Config,
+        ring: bool,
+    ) -> io::Result<Self> {
+        // Made before the kernel waits for it.
+        let made = Layout::of_this_machine()
+            .filter(|_| ring)
+            .and_then(|layout| Some((layout, ring::build(layout).ok()?)));
+        let (offered, is_offered) = mpsc::channel();
+        let session = Session::new(Handshake { ring: made.is_some(), offered }, dir, config)?;
+        let made = made.filter(|_| is_offered.try_recv() == Ok(true));
+        let more = made.as_ref().map_or(0, |(layout, _)| layout.len());
+        let bytes = Bytes::new(Arc::clone(disk), more);
+        let file = Arc::new(DiskFile {
+            users: Mutex::new(Users::default()),
+            name: file_name.into(),
+            read_only: options.read_only,
+            bytes: bytes.map_err(|errno| io::Error::from_raw_os_error(errno.0))?,
+            owner: (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()),
+            since: SystemTime::now(),
+        });
+        let kernel = || session.as_fd().try_clone_to_owned();
+        let mut threads = Vec::new();
+        if let Some((layout, made)) = made {
+            let ring = Ring::new(made, layout, kernel()?, Arc::clone(&file))?;
+            let (send, ready) = mpsc::channel();
+            threads.push(start("bowline-fuse-ring", move || {
+                // Who started it waits for this.
+                ring.run(|result| drop(send.send(result)));
+            })?);
+            ready.recv().map_err(io::Error::other)??;
+        }
+        let count = match options.threads {
+            // By the ring come all but a few.
+            _ if !threads.is_empty() => 1,
+            0 => std::thread::available_parallelism().map_or(1, |cpus| cpus.get() / 2).clamp(1, 4),
+            count => count,
+        };
+        let first = Device { fd: kernel()? };
+        let more = (1..count).map(|_| first.another()).collect::<io::Result<Vec<_>>>()?;
+        for device in more.into_iter().chain([first]) {
+            let (device, served) = (Arc::new(device), Arc::clone(&file));
+            threads.push(start("bowline-fuse", move || device::serve(&device, &served))?);
+        }
+        Ok(Self { file, session, threads })
+    }
+}
+
+fn start(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+    std::thread::Builder::new().name(name.to_owned()).spawn(body)
 }
 
 /// Makes the kernel fetch the size of the file again, in a thread, since that waits for an answer.

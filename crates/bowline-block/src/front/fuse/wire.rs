@@ -33,15 +33,31 @@ pub(super) enum Call<'a> {
         /// The mode or the owner is set as well.
         access: bool,
     },
-    Open { flags: u32 },
+    Open {
+        flags: u32,
+    },
     OpenDir,
     Release,
-    Read { offset: u64, size: u32 },
-    ReadDir { offset: u64, size: u32 },
+    Read {
+        offset: u64,
+        size: u32,
+    },
+    ReadDir {
+        offset: u64,
+        size: u32,
+    },
     /// Its data is where the channel has put it.
-    Write { offset: u64, size: u32, flags: u32 },
+    Write {
+        offset: u64,
+        size: u32,
+        flags: u32,
+    },
     Fsync,
-    Fallocate { offset: u64, len: u64, mode: u32 },
+    Fallocate {
+        offset: u64,
+        len: u64,
+        mode: u32,
+    },
     StatFs,
     /// Is answered with success and changes nothing.
     Nothing,
