@@ -18,8 +18,8 @@ use bowline_block::front::vhost_user::{self, VhostUserOptions, VhostUserServer};
 use bowline_block::{IoOp, Limits, LocalDevice};
 use bowline_verbs::Buffer;
 use guest::{
-    DATA, DISCARD, Desc, F_EVENT_IDX, F_FLUSH, F_RO, FLUSH, GET_ID, Guest, IN, INDIRECT, Memory,
-    NEXT, OUT, WRITE, WRITE_ZEROES,
+    DATA, DISCARD, Desc, DirtyLog, F_EVENT_IDX, F_FLUSH, F_LOG_ALL, F_RO, FLUSH, GET_ID, Guest, IN,
+    INDIRECT, Memory, NEXT, OUT, WRITE, WRITE_ZEROES, pages,
 };
 use rustix::event::EventfdFlags;
 use rustix::fs::SealFlags;
@@ -219,6 +219,239 @@ fn a_machine_learns_of_another_size() {
     assert_eq!(number(&guest.config(), 0), (2 << 20) / 512);
     assert_eq!(guest.run(OUT, 2048, &[(DATA, 512)]), 0);
     std::fs::remove_file(path).unwrap();
+}
+
+/// Where the first used ring is for the log, which need not be memory of the guest.
+const USED_LOG: u64 = 0x10_0000;
+
+#[test]
+fn every_page_that_is_written_is_logged_and_no_other() {
+    // tests [NB-66]
+    let served = plain("vhost-log");
+    let memory = Memory::new();
+    let log = DirtyLog::new();
+    for without in [0, F_EVENT_IDX] {
+        memory.put(guest::GUEST, &[0; 128 << 10]);
+        let mut guest = Guest::connect(&served.path, &memory, without);
+        guest.share();
+        guest.add_queue(1024);
+        assert_eq!(guest.run(IN, 0, &[(DATA, 4096)]), 0);
+        guest.set_log(&log);
+        assert_eq!(guest.run(IN, 0, &[(DATA, 4096)]), 0);
+        assert_eq!(log.take(), [0; 0], "not yet");
+        guest.log_writes(Some(USED_LOG));
+        let call = vmm_sys_util::eventfd::EventFd::new(0).unwrap();
+        guest.front.set_log_fd(call.as_raw_fd()).unwrap();
+        guest.config();
+        log.take();
+        let status = pages(guest.queues[0].header(0) + 16, 1);
+        // The index and the first elements; the event index is behind all elements.
+        let mut used = pages(USED_LOG, 100);
+        if without == 0 {
+            used.extend(pages(USED_LOG + 4 + 8 * 1024, 2));
+        }
+        let check = |guest: &mut Guest, kind: u32, pieces: &[(u64, u32)], written: bool| {
+            assert_eq!(guest.run(kind, 0, pieces), 0);
+            // The answer shows that the thread has done all that the request asked of it.
+            guest.config();
+            assert!(call.read().is_ok(), "the machine is notified");
+            let marked = log.take();
+            let pieces = pieces.iter().filter(|_| written);
+            let mut data: Vec<_> =
+                pieces.flat_map(|(at, len)| pages(*at, u64::from(*len))).collect();
+            data.extend(status.iter().chain(&used));
+            data.sort_unstable();
+            data.dedup();
+            assert_eq!(marked, data, "{kind} {without:x}");
+        };
+        check(&mut guest, IN, &[(DATA, 4096)], true);
+        check(&mut guest, IN, &[(DATA + 4096 * 7 + 512, 1 << 20)], true);
+        check(&mut guest, OUT, &[(DATA, 4096)], false);
+        check(&mut guest, FLUSH, &[], false);
+        check(&mut guest, GET_ID, &[(DATA + 4090, 20)], true);
+        // Copied, since the pieces are many and short, or not whole blocks.
+        let short: Vec<_> = (0..16).map(|at| (DATA + at * 16_384, 1024)).collect();
+        check(&mut guest, IN, &short, true);
+        check(&mut guest, IN, &[(DATA + 4000, 100), (DATA + 65_536, 412)], true);
+        // Of a read that fails nothing is known; its status is written.
+        assert_eq!(guest.run(IN, u64::MAX, &[(DATA, 512)]), 1);
+        assert!(log.take().contains(&status[0]));
+
+        guest.log_writes(None);
+        log.take();
+        assert_eq!(guest.run(IN, 0, &[(DATA, 4096)]), 0);
+        guest.config();
+        assert_eq!(log.take(), [0; 0], "no longer");
+    }
+    assert_eq!(*served.reports.lock().unwrap(), [""; 0]);
+}
+
+#[test]
+fn requests_are_logged_where_writes_are_logged_when_they_end() {
+    // tests [NB-66]
+    let (before, log, other) = (DirtyLog::new(), DirtyLog::new(), DirtyLog::new());
+    let store = Held::new();
+    let disk = LocalDevice::new("disk", Arc::clone(&store) as _);
+    let served = serve("vhost-log-ends", disk, VhostUserOptions::default());
+    let memory = Memory::new();
+    let mut guest = Guest::start(&served.path, &memory, 0);
+    let at = |head: u16| DATA + u64::from(head) * 4096;
+    for (count, head) in [(1, 0), (2, 4), (3, 8)] {
+        guest.queues[0].prepare(head, IN, 0, &[(at(head), 4096)]);
+        guest.queues[0].give(&[head]);
+        until("it is in flight", || store.count() == count);
+    }
+    guest.set_log(&before);
+    guest.set_log(&log);
+    guest.log_writes(Some(USED_LOG));
+    store.let_one_go(0);
+    assert_eq!(guest.queues[0].wait().0, 0);
+    assert!(log.take().contains(&pages(at(0), 1)[0]));
+    guest.set_log(&other);
+    store.let_one_go(0);
+    assert_eq!(guest.queues[0].wait().0, 4);
+    let marked = other.take();
+    assert!(marked.contains(&pages(at(4), 1)[0]) && !marked.contains(&pages(at(0), 1)[0]));
+    guest.log_writes(None);
+    store.let_one_go(0);
+    assert_eq!(guest.queues[0].wait().0, 8);
+    guest.config();
+    for log in [before, log, other] {
+        assert_eq!(log.take(), [0; 0]);
+    }
+}
+
+#[test]
+fn a_copy_of_memory_that_follows_the_log_is_the_memory() {
+    // tests [NB-66]
+    let served = plain("vhost-log-copy");
+    let memory = Memory::new();
+    let log = DirtyLog::new();
+    let mut guest = Guest::connect(&served.path, &memory, 0);
+    guest.share();
+    for _ in 0..4 {
+        guest.add_queue(16);
+    }
+    guest.set_log(&log);
+    guest.log_writes(Some(guest.queues[0].used()));
+    let all = [7_u8, 8].map(|byte| vec![byte; 1 << 20]);
+    let running = std::sync::atomic::AtomicBool::new(true);
+    let mut copy = memory.get(DATA, guest::BYTES / 2);
+    let follow = |copy: &mut Vec<u8>| {
+        for page in log.take() {
+            if let Some(at) = (page * 4096).checked_sub(DATA) {
+                copy[at as usize..][..4096].copy_from_slice(&memory.get(DATA + at, 4096));
+            }
+        }
+    };
+    std::thread::scope(|threads| {
+        let queues: Vec<_> = guest.queues.iter_mut().enumerate().collect();
+        let mut users = Vec::new();
+        for (index, queue) in queues {
+            let (all, memory) = (&all, &memory);
+            users.push(threads.spawn(move || {
+                let base = DATA + index as u64 * (8 << 20);
+                let sector = index as u64 * 8192;
+                for round in 0..60_u64 {
+                    let bytes = &all[round as usize % 2];
+                    memory.put(base + (7 << 20), bytes);
+                    assert_eq!(queue.run(OUT, sector, &[(base + (7 << 20), 1 << 20)]), 0);
+                    let at = base + round % 16 * 4096;
+                    let pieces: [&[(u64, u32)]; 2] =
+                        [&[(at, 512 << 10)], &[(at, 100), (at + 8192, 412)]];
+                    let pieces = pieces[usize::from(round % 3 == 0)];
+                    assert_eq!(queue.run(IN, sector, pieces), 0);
+                }
+            }));
+        }
+        let running = &running;
+        threads.spawn(move || {
+            users.into_iter().for_each(|user| user.join().unwrap());
+            running.store(false, SeqCst);
+        });
+        while running.load(SeqCst) {
+            follow(&mut copy);
+        }
+    });
+    for index in 0..4 {
+        guest.front.get_vring_base(index).unwrap();
+    }
+    follow(&mut copy);
+    for queue in 0..4 {
+        let at = queue * (8 << 20);
+        let same = copy[at..at + (7 << 20)] == memory.get(DATA + at as u64, 7 << 20);
+        assert!(same, "memory of queue {queue}");
+    }
+}
+
+#[test]
+fn a_log_that_does_not_hold_what_is_written_ends_its_connection_only() {
+    // tests [NB-66]
+    let served = plain("vhost-log-hostile");
+    let memory = Memory::new();
+    let other_memory = Memory::new();
+    let mut other = Guest::start(&served.path, &other_memory, 0);
+    let log = DirtyLog::new();
+    let end = (DirtyLog::LEN * 8 * 4096) as u64;
+    type Step<'a> = (&'a str, &'a dyn Fn(&mut Guest));
+    let short = || {
+        let mut region = log.region();
+        region.mmap_size -= 8;
+        region
+    };
+    let all_is_logged = |guest: &mut Guest| {
+        // Fails when the connection ends first.
+        _ = guest.front.set_features(guest.features | F_LOG_ALL);
+    };
+    let steps: [Step<'_>; 5] = [
+        ("a log shorter than memory", &|guest| {
+            guest.front.set_log_base(0, Some(short())).unwrap();
+            all_is_logged(guest);
+        }),
+        ("a log that becomes shorter", &|guest| {
+            guest.set_log(&log);
+            all_is_logged(guest);
+            _ = guest.front.set_log_base(0, Some(short()));
+        }),
+        ("a log outside of its file", &|guest| {
+            let mut region = log.region();
+            region.mmap_size = u64::MAX;
+            _ = guest.front.set_log_base(0, Some(region));
+        }),
+        ("a used ring behind the log", &|guest| {
+            guest.set_log(&log);
+            let mut addresses = guest.queues[0].addresses();
+            (addresses.flags, addresses.log_addr) = (1, Some(end - 8));
+            _ = guest.front.set_vring_addr(0, &addresses);
+        }),
+        ("a used ring at the end of all addresses", &|guest| {
+            guest.set_log(&log);
+            let mut addresses = guest.queues[0].addresses();
+            (addresses.flags, addresses.log_addr) = (1, Some(u64::MAX - 1));
+            _ = guest.front.set_vring_addr(0, &addresses);
+        }),
+    ];
+    for (what, step) in steps {
+        memory.put(guest::GUEST, &[0; 128 << 10]);
+        let mut guest = Guest::start(&served.path, &memory, 0);
+        assert_eq!(guest.run(IN, 0, &[(DATA, 512)]), 0);
+        step(&mut guest);
+        assert!(guest.front.get_features().is_err(), "{what}");
+        assert_eq!(other.run(IN, 0, &[(DATA, 512)]), 0, "{what}");
+    }
+    let sealed = guest::memory(1 << 20, SealFlags::SHRINK);
+    let unsealed = guest::memory(1 << 20, SealFlags::empty());
+    let all: [(u32, Vec<u8>, &[&File]); 5] = [
+        (6, words(&[1 << 20, 0]), &[]),
+        (6, words(&[1 << 20, 0]), &[&unsealed]),
+        (6, words(&[1 << 20, 4]), &[&sealed]),
+        (6, words(&[0]), &[&sealed]),
+        (7, vec![], &[&sealed]),
+    ];
+    for (request, body, fds) in all {
+        assert_eq!(raw(&served, request, &body, fds), [0; 0], "{request} {body:?}");
+    }
+    assert_eq!(other.run(IN, 0, &[(DATA, 512)]), 0);
 }
 
 /// What a guest breaks the rules of its ring with.

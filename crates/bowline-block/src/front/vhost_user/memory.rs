@@ -6,6 +6,8 @@ use std::sync::Arc;
 
 use bowline_verbs::Buffer;
 
+use super::log::DirtyLog;
+use super::ring::used_len;
 use super::wire::{RegionSpec, RingAddresses};
 use crate::device::{BlockDevice, DeviceMem};
 
@@ -152,12 +154,31 @@ impl GuestMemory {
 
     /// Returns the places of a ring's descriptors, of what is available, and of what was used.
     pub(super) fn ring(&self, addresses: &RingAddresses, size: u16) -> Option<[Part; 3]> {
-        let size = u64::from(size);
+        let (used, size) = (used_len(size), u64::from(size));
         Some([
             self.part(addresses.descriptors, 16 * size, 8)?,
             self.part(addresses.available, 6 + 2 * size, 2)?,
-            self.part(addresses.used, 6 + 8 * size, 2)?,
+            self.part(addresses.used, used, 2)?,
         ])
+    }
+
+    /// Tells whether a log has bits for all of it.
+    pub(super) fn fits(&self, log: &DirtyLog) -> bool {
+        let mut specs = self.regions.iter().map(|region| region.spec);
+        specs.all(|spec| spec.len == 0 || log.holds(spec.guest, spec.len))
+    }
+
+    /// Marks a piece as written, at every place where the guest sees it.
+    pub(super) fn mark(&self, log: &DirtyLog, piece: &Piece) {
+        for Region { spec, .. } in self.regions.iter().filter(|region| region.file == piece.file) {
+            // Within the file, as `new` checked, so it fits.
+            let (offset, len) = (spec.offset as usize, spec.len as usize);
+            let begin = piece.at.max(offset);
+            let end = (piece.at + piece.len).min(offset + len);
+            if begin < end {
+                log.mark(spec.guest + (begin - offset) as u64, end - begin);
+            }
+        }
     }
 
     /// Appends the bytes of a piece.

@@ -20,6 +20,7 @@
 
 mod connection;
 mod inflight;
+mod log;
 mod memory;
 mod request;
 mod ring;
