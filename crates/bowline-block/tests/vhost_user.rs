@@ -532,6 +532,20 @@ fn a_guest_that_breaks_its_ring_loses_this_ring_only() {
 }
 
 #[test]
+fn a_machine_that_names_its_error_descriptor_late_learns_that_a_ring_is_broken() {
+    // tests [NB-66]
+    let served = plain("vhost-late");
+    let memory = Memory::new();
+    let guest = Guest::start(&served.path, &memory, 0);
+    guest.queues[0].give_index(200);
+    until("it is reported", || !served.reports.lock().unwrap().is_empty());
+    let flags = EventfdFlags::NONBLOCK.bits() as i32;
+    let error = vmm_sys_util::eventfd::EventFd::new(flags).unwrap();
+    guest.front.set_vring_err(0, &error).unwrap();
+    until("it is signalled", || error.read().is_ok());
+}
+
+#[test]
 fn requests_for_what_is_not_there_fail_and_others_work_on() {
     // tests [NB-66]
     let served = plain("vhost-errors");

@@ -406,7 +406,7 @@ impl Connection {
             Message::SetRingError(ring, fd) => {
                 let error = event(fd, &mut fds)?.map(Arc::new);
                 self.setup(ring)?.error.clone_from(&error);
-                self.rings.change(ring as usize, |running| running.error = error);
+                self.rings.set_error(ring as usize, error);
             }
             Message::SetRingEnabled(ring, enabled) => {
                 let setup = self.setup(ring)?;

@@ -216,6 +216,17 @@ impl Rings {
         }
     }
 
+    /// Sets the descriptor that is signalled when a ring is broken, as it may be already.
+    pub(super) fn set_error(&self, index: usize, error: Option<Arc<OwnedFd>>) {
+        let mut state = self.lock(index);
+        if state.broken {
+            error.iter().for_each(|error| signal(error));
+        }
+        if let Some(running) = &mut state.running {
+            running.error = error;
+        }
+    }
+
     /// Sets whether requests of a ring are taken.
     pub(super) fn pause(&self, index: usize, paused: bool) {
         self.lock(index).paused = paused;
