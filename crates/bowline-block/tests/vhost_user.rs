@@ -24,9 +24,9 @@ use guest::{
 use rustix::event::EventfdFlags;
 use rustix::fs::SealFlags;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
-use vhost::VhostBackend;
 use vhost::vhost_user::VhostUserFrontend;
-use vhost::vhost_user::message::VhostUserInflight;
+use vhost::vhost_user::message::{VhostUserHeaderFlag, VhostUserInflight};
+use vhost::{VhostBackend, VhostUserMemoryRegionInfo};
 
 /// A server at a socket of its own.
 struct Served {
@@ -454,6 +454,103 @@ fn a_log_that_does_not_hold_what_is_written_ends_its_connection_only() {
     assert_eq!(other.run(IN, 0, &[(DATA, 512)]), 0);
 }
 
+/// Memory that is plugged in, and its address in the guest.
+fn plugged(at: u64, len: u64, file: &File) -> VhostUserMemoryRegionInfo {
+    VhostUserMemoryRegionInfo {
+        guest_phys_addr: at,
+        memory_size: len,
+        userspace_addr: at + (1 << 40),
+        mmap_offset: 0,
+        mmap_handle: file.as_raw_fd(),
+    }
+}
+
+#[test]
+fn memory_is_plugged_in_and_pulled_out_once_nothing_uses_it() {
+    // tests [NB-66]
+    let store = Held::new();
+    let disk = LocalDevice::new("disk", Arc::clone(&store) as _);
+    let served = serve("vhost-slots", disk, VhostUserOptions::default());
+    let memory = Memory::new();
+    let mut guest = Guest::connect(&served.path, &memory, 0);
+    assert_eq!(guest.front.get_max_mem_slots().unwrap(), 509);
+    guest.front.add_mem_region(&memory.region()).unwrap();
+    guest.add_queue(128);
+    let (at, len) = (guest::GUEST * 4, 2 << 20);
+    let file = guest::memory(len as usize, SealFlags::SHRINK);
+    let module = plugged(at, len, &file);
+    let bytes = Buffer::from_memfd(&file).unwrap();
+    bytes.write(4096, &[7; 4096]);
+    // Each is acknowledged from now on.
+    guest.front.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
+    for round in 0..3 {
+        guest.front.add_mem_region(&module).unwrap();
+        // A request to it and two to other memory, of which one ends late.
+        let all: [(u16, u32, u64); 3] = [(0, OUT, at + 4096), (4, IN, DATA), (8, OUT, DATA)];
+        for (count, (head, kind, data)) in (1..).zip(all) {
+            guest.queues[0].prepare(head, kind, u64::from(head), &[(data, 4096)]);
+            guest.queues[0].give(&[head]);
+            until("it is in flight", || store.count() == count);
+        }
+        assert_eq!(store.memory.load(SeqCst), guest::BYTES, "registered, not copied");
+        let mut front = guest.front.clone();
+        let remove = module;
+        let removal = std::thread::spawn(move || front.remove_mem_region(&remove).unwrap());
+        store.let_one_go(1);
+        assert_eq!(guest.queues[0].wait().0, 4);
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(!removal.is_finished(), "it is in use: {round}");
+        store.let_one_go(0);
+        removal.join().unwrap();
+        // Who is acknowledged finds the request answered.
+        assert_eq!((guest.queues[0].wait().0, guest.queues[0].status(0)), (0, 0));
+        store.let_one_go(0);
+        assert_eq!(guest.queues[0].wait().0, 8);
+        guest.queues[0].prepare(0, IN, 0, &[(at, 512)]);
+        guest.queues[0].give(&[0]);
+        assert_eq!((guest.queues[0].wait().0, guest.queues[0].status(0)), (0, 1), "it is gone");
+    }
+    store.let_go();
+    assert_eq!(guest.run(IN, 0, &[(DATA, 4096)]), 0);
+    assert_eq!(memory.get(DATA, 4096), [7; 4096]);
+    assert_eq!(*served.reports.lock().unwrap(), [""; 0]);
+}
+
+#[test]
+fn a_request_spans_memory_that_was_plugged_in_one_by_one() {
+    // tests [NB-66]
+    let served = plain("vhost-spans");
+    let memory = Memory::new();
+    let mut guest = Guest::start(&served.path, &memory, 0);
+    let file = guest::memory(509 << 12, SealFlags::SHRINK);
+    let bytes = Buffer::from_memfd(&file).unwrap();
+    // In the guest, pages are in another order than in their file.
+    let at = |page: u64| guest::GUEST * 4 + page * 4096;
+    let page = |page: u64| {
+        let user = VhostUserMemoryRegionInfo {
+            mmap_offset: page * 7 % 509 * 4096,
+            ..plugged(at(page), 4096, &file)
+        };
+        bytes.write(user.mmap_offset as usize, &[page as u8; 4096]);
+        user
+    };
+    // Each is acknowledged.
+    guest.front.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
+    for index in (0..508).rev() {
+        guest.front.add_mem_region(&page(index)).unwrap();
+    }
+    assert_eq!(guest.run(OUT, 0, &[(at(0), 508 << 12)]), 0);
+    assert_eq!(guest.run(IN, 0, &[(DATA, 508 << 12)]), 0);
+    let read = memory.get(DATA, 508 << 12);
+    assert!(read.chunks(4096).enumerate().all(|(index, page)| page == [index as u8; 4096]));
+    guest.front.remove_mem_region(&page(100)).unwrap();
+    assert_eq!(guest.run(OUT, 0, &[(at(0), 508 << 12)]), 1);
+    assert_eq!(guest.run(OUT, 0, &[(at(101), 64 << 12)]), 0);
+    guest.front.add_mem_region(&page(100)).unwrap();
+    assert_eq!(guest.run(OUT, 0, &[(at(0), 508 << 12)]), 0);
+    guest.front.add_mem_region(&page(508)).unwrap_err();
+}
+
 /// What a guest breaks the rules of its ring with.
 type Mischief = fn(&mut guest::Queue);
 
@@ -624,8 +721,21 @@ fn a_machine_that_breaks_the_protocol_is_disconnected_and_others_work_on() {
     let null = File::options().read(true).write(true).open("/dev/null").unwrap();
     let region = |guest, len, user, offset| words(&[1, guest, len, user, offset]);
     let whole = region(0, 1 << 20, 0, 0);
-    let all: [(u32, Vec<u8>, &[&File]); 26] = [
+    let slot = |guest, len, user, offset| words(&[0, guest, len, user, offset]);
+    let all: [(u32, Vec<u8>, &[&File]); 38] = [
         (99, vec![], &[]),
+        (37, slot(0, 1 << 20, 0, 0), &[]),
+        (37, slot(0, 1 << 20, 0, 0), &[&sealed, &sealed]),
+        (37, slot(0, 1 << 20, 0, 0), &[&unsealed]),
+        (37, slot(0, 0, 0, 0), &[&sealed]),
+        (37, slot(0, 1 << 20, 0, 4096), &[&sealed]),
+        (37, slot(u64::MAX, 4096, 0, 0), &[&sealed]),
+        (37, slot(0, 4096, u64::MAX, 0), &[&sealed]),
+        (37, slot(0, 4096, 0, u64::MAX), &[&sealed]),
+        (37, words(&[0, 0, 4096, 0]), &[&sealed]),
+        (38, slot(0, 1 << 20, 0, 0), &[]),
+        (5, words(&[2, 0, 8192, 0, 0, 4096, 8192, 8192, 8192]), &[&sealed, &sealed]),
+        (36, vec![0], &[]),
         (1, vec![0], &[]),
         (5, whole.clone(), &[]),
         (5, whole.clone(), &[&sealed, &sealed]),

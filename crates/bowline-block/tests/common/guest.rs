@@ -91,14 +91,14 @@ impl Memory {
         bytes
     }
 
-    pub(crate) fn regions(&self) -> [VhostUserMemoryRegionInfo; 1] {
-        [VhostUserMemoryRegionInfo {
+    pub(crate) fn region(&self) -> VhostUserMemoryRegionInfo {
+        VhostUserMemoryRegionInfo {
             guest_phys_addr: GUEST,
             memory_size: BYTES as u64,
             userspace_addr: USER,
             mmap_offset: 0,
             mmap_handle: self.file.as_raw_fd(),
-        }]
+        }
     }
 }
 
@@ -193,7 +193,7 @@ impl Guest {
     }
 
     pub(crate) fn share(&self) {
-        self.front.set_mem_table(&self.memory.regions()).unwrap();
+        self.front.set_mem_table(&[self.memory.region()]).unwrap();
     }
 
     /// Sets up the next ring, which is new.

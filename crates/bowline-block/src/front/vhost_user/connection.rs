@@ -440,6 +440,9 @@ impl Connection {
                 let region = InflightRegion::open(&spec, file);
                 self.inflight = Some(region.map_err(|error| no_region(&error))?);
             }
+            Message::GetMemorySlots => return number(wire::SLOTS_MAX as u64),
+            Message::AddMemory(region) => self.add_memory(&region, fds)?,
+            Message::RemoveMemory(region) => self.remove_memory(&region)?,
         }
         Ok(None)
     }
@@ -460,8 +463,28 @@ impl Connection {
 
     fn set_memory(&mut self, regions: &[wire::RegionSpec], fds: Vec<OwnedFd>) -> Result<(), Ended> {
         let memory = GuestMemory::new(&*self.rings.disk, &self.memory, regions, fds);
-        self.memory = Arc::new(memory.map_err(Ended::Broken)?);
-        self.relocate_all()
+        self.change_memory(memory.map_err(Ended::Broken)?)
+    }
+
+    fn add_memory(&mut self, region: &wire::RegionSpec, fds: Vec<OwnedFd>) -> Result<(), Ended> {
+        let [file] = &fds[..] else { return Err(no_descriptor()) };
+        let memory = self.memory.with(&*self.rings.disk, region, file);
+        self.change_memory(memory.map_err(Ended::Broken)?)
+    }
+
+    fn remove_memory(&mut self, region: &wire::RegionSpec) -> Result<(), Ended> {
+        let memory = self.memory.without(region);
+        let memory = memory.ok_or_else(|| Ended::Broken("memory that is not there".to_owned()));
+        self.change_memory(memory?)
+    }
+
+    /// Has rings use memory as it is now. The machine may do anything with what it removes when it
+    /// has its answer, so requests that use it end before.
+    fn change_memory(&mut self, memory: GuestMemory) -> Result<(), Ended> {
+        let before = std::mem::replace(&mut self.memory, Arc::new(memory));
+        self.relocate_all()?;
+        let removed = before.removed(&self.memory);
+        if self.rings.wait_for_users(&removed) { Ok(()) } else { Err(Ended::HungUp) }
     }
 
     /// Stops a ring, as the machine asks when it stops itself; returns the body of the reply.

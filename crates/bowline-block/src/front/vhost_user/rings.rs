@@ -12,7 +12,7 @@ use bowline_verbs::Buffer;
 
 use super::inflight::InflightQueue;
 use super::log::DirtyLog;
-use super::memory::{GuestMemory, Piece};
+use super::memory::{GuestMemory, Piece, Removed};
 use super::request::{self, DiskRange, Parsed, Status, Wanted};
 use super::ring::{Broken, Segment, SplitRing, UsedLog};
 use super::{RINGS_MAX, VhostUserOptions};
@@ -246,6 +246,22 @@ impl Rings {
             state = changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         state.running.take().map(|running| running.ring.next())
+    }
+
+    /// Waits until requests that use memory which is no longer there have ended; returns false if
+    /// the connection has ended first.
+    pub(super) fn wait_for_users(&self, removed: &[Removed]) -> bool {
+        for (index, slot) in self.rings.iter().enumerate() {
+            let mut state = self.lock(index);
+            while state.requests.iter().flatten().any(|request| request.uses(removed)) {
+                // Under the lock that `end` takes before it notifies.
+                if self.ended.load(Ordering::Acquire) {
+                    return false;
+                }
+                state = slot.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
+        }
+        true
     }
 
     /// Ends the connection: no result reaches the guest from now on.
@@ -572,6 +588,13 @@ enum Planned {
     Answered(Status, u32),
     Begun,
     Stalled,
+}
+
+impl Request {
+    fn uses(&self, removed: &[Removed]) -> bool {
+        let is_there = |piece: &Piece| removed.iter().any(|part| self.memory.is_in(piece, part));
+        is_there(&self.status) || self.pieces.iter().any(is_there)
+    }
 }
 
 impl Running {
