@@ -13,9 +13,9 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use bowline_block::backend::{self, Backend, BackendDone, BackendIo, BackendSpec};
+use bowline_block::backend::{self, Backend, BackendDone, BackendIo, BackendResult, BackendSpec};
 use bowline_block::front::vhost_user::{self, VhostUserOptions, VhostUserServer};
-use bowline_block::{IoOp, Limits, LocalDevice};
+use bowline_block::{Errno, IoOp, Limits, LocalDevice};
 use bowline_verbs::Buffer;
 use guest::{
     DATA, DISCARD, Desc, DirtyLog, F_EVENT_IDX, F_FLUSH, F_LOG_ALL, F_RO, FLUSH, GET_ID, Guest, IN,
@@ -843,6 +843,12 @@ impl Held {
         self.store.submit(&mut vec![io], &done);
     }
 
+    /// Has a request fail.
+    fn fail_one(&self, index: usize) {
+        let (io, done) = self.held.lock().unwrap().as_mut().expect("held").remove(index);
+        done.done(&[BackendResult::new(io.token, Err(Errno::EIO))]);
+    }
+
     fn let_go(&self) {
         for (io, done) in self.held.lock().unwrap().take().into_iter().flatten() {
             self.store.submit(&mut vec![io], &done);
@@ -973,6 +979,54 @@ fn what_was_done_out_of_order_is_not_done_again_and_what_was_not_is() {
     store.let_go();
     assert_eq!(guest.queues[0].wait().0, 0);
     assert_eq!((guest.queues[0].used_index(), store.writes.load(SeqCst)), (2, 3));
+}
+
+#[test]
+fn a_machine_that_is_detached_sees_what_ends_well_and_nothing_that_fails() {
+    // tests [NB-66]
+    let store = Held::new();
+    let disk = LocalDevice::new("disk", Arc::clone(&store) as _);
+    let served = serve("vhost-detached", disk, VhostUserOptions::default());
+    let memory = Memory::new();
+    let mut guest = Guest::connect(&served.path, &memory, 0);
+    guest.share();
+    let kept = guest.keep(16);
+    guest.add_queue(16);
+    for (count, head) in (1..).zip([0, 4, 8]) {
+        guest.queues[0].prepare(head, OUT, u64::from(head), &[(DATA, 512)]);
+        guest.queues[0].give(&[head]);
+        until("it is in flight", || store.count() == count);
+    }
+    served.server.detach();
+    guest.queues[0].prepare(12, IN, 0, &[(DATA, 512)]);
+    guest.queues[0].give(&[12]);
+    store.let_one_go(1);
+    assert_eq!(guest.queues[0].wait().0, 4);
+    store.fail_one(0);
+    assert_eq!(served.server.connections(), 1, "one is in flight still");
+    store.fail_one(0);
+    until("it is disconnected", || guest.front.get_features().is_err());
+    let status = |guest: &Guest| [0, 4, 8, 12].map(|head| guest.queues[0].status(head));
+    assert_eq!((guest.queues[0].used_index(), status(&guest)), (1, [0xff, 0, 0xff, 0xff]));
+    // Nobody is let in, also after a command has asked for that.
+    served.server.enable();
+    let mut late = UnixStream::connect(&served.path).unwrap();
+    assert!(matches!(late.read(&mut [0]), Ok(0) | Err(_)));
+    let queue = guest.queues.remove(0);
+    drop(served);
+
+    store.let_go();
+    let disk = LocalDevice::new("disk", Arc::clone(&store) as _);
+    let served = serve("vhost-detached", disk, VhostUserOptions::default());
+    let mut guest = Guest::connect(&served.path, &memory, 0);
+    guest.share();
+    guest.continue_with(&kept);
+    guest.resume(queue);
+    for _ in 0..3 {
+        guest.queues[0].wait();
+    }
+    assert_eq!((guest.queues[0].used_index(), status(&guest)), (4, [0; 4]));
+    assert_eq!(store.writes.load(SeqCst), 5);
 }
 
 #[test]

@@ -227,6 +227,19 @@ impl Guest {
         self.queues.push(queue);
     }
 
+    /// Has the region of requests in flight made, for one ring of `size`, and uses it.
+    pub(crate) fn keep(&mut self, size: u16) -> Kept {
+        let asked = VhostUserInflight { num_queues: 1, queue_size: size, ..Default::default() };
+        let (spec, file) = self.front.get_inflight_fd(&asked).unwrap();
+        let kept = Kept(spec, file);
+        self.continue_with(&kept);
+        kept
+    }
+
+    pub(crate) fn continue_with(&mut self, kept: &Kept) {
+        self.front.set_inflight_fd(&kept.0, kept.1.as_raw_fd()).unwrap();
+    }
+
     /// Names a dirty log.
     pub(crate) fn set_log(&self, log: &DirtyLog) {
         self.front.set_log_base(0, Some(log.region())).unwrap();

@@ -34,7 +34,7 @@ const FALSE_EVENTS_MAX: u8 = 16;
 
 /// How a connection ended.
 pub(super) enum Ended {
-    /// The machine's process has ended it.
+    /// The machine's process has ended it, or the server in good order.
     HungUp,
     /// It broke the protocol, or asked for what there is not.
     Broken(String),
@@ -123,6 +123,10 @@ impl Connection {
 
     /// Waits for something, and handles it.
     fn turn(&mut self) -> Result<(), Ended> {
+        if self.rings.is_detached() {
+            self.rings.wait_for_all();
+            return Err(Ended::HungUp);
+        }
         let waits = !self.start_rings()?;
         self.take_requests()?;
         let is_due = self.setups.iter().any(|setup| setup.is_due && setup.kick.is_some());

@@ -46,6 +46,8 @@ pub(super) struct Rings {
     /// The connection has ended: nothing reaches the guest any more, so that whoever serves it
     /// next does again what is in flight.
     ended: AtomicBool,
+    /// No requests are taken, and failures are left to whoever serves the machine next.
+    detached: AtomicBool,
     /// The disk has another size.
     pub(super) resized: AtomicBool,
     /// Wakes the connection's thread.
@@ -78,6 +80,8 @@ struct State {
     paused: bool,
     /// The guest has broken the ring.
     broken: bool,
+    /// A request is left to whoever serves the machine next.
+    has_left: bool,
 }
 
 /// What a ring needs to run.
@@ -166,6 +170,7 @@ impl Rings {
             }),
             in_flight: AtomicUsize::new(0),
             ended: AtomicBool::new(false),
+            detached: AtomicBool::new(false),
             resized: AtomicBool::new(false),
             wake,
         }))
@@ -233,7 +238,7 @@ impl Rings {
     }
 
     /// Stops a ring, once its requests have ended; returns the number of the next request. `None`:
-    /// it does not run, or the connection has ended.
+    /// it does not run, or the connection has ended, or some request was left to another one.
     pub(super) fn stop(&self, index: usize) -> Option<u16> {
         let mut state = self.lock(index);
         state.paused = true;
@@ -245,7 +250,8 @@ impl Rings {
             let changed = &self.rings[index].changed;
             state = changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        state.running.take().map(|running| running.ring.next())
+        let running = state.running.take();
+        running.filter(|_| !state.has_left).map(|running| running.ring.next())
     }
 
     /// Waits until requests that use memory which is no longer there have ended; returns false if
@@ -264,6 +270,28 @@ impl Rings {
         true
     }
 
+    /// Takes no more requests, and answers none that fails; wakes the connection's thread.
+    pub(super) fn detach(&self) {
+        // Release: who causes failures afterwards has `finish` see this.
+        self.detached.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    pub(super) fn is_detached(&self) -> bool {
+        self.detached.load(Ordering::Acquire)
+    }
+
+    /// Waits until all requests or the connection have ended.
+    pub(super) fn wait_for_all(&self) {
+        for (index, slot) in self.rings.iter().enumerate() {
+            let mut state = self.lock(index);
+            // Under the lock that `end` takes before it notifies.
+            while state.in_flight > 0 && !self.ended.load(Ordering::Acquire) {
+                state = slot.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
+        }
+    }
+
     /// Ends the connection: no result reaches the guest from now on.
     pub(super) fn end(&self) {
         self.ended.store(true, Ordering::Release);
@@ -279,7 +307,8 @@ impl Rings {
     pub(super) fn take(&self, index: usize, batch: &mut Vec<DiskIo>) -> Taken {
         let mut guard = self.lock(index);
         let state = &mut *guard;
-        if state.paused || state.broken || self.ended.load(Ordering::Acquire) {
+        let stopped = self.ended.load(Ordering::Acquire) || self.is_detached();
+        if state.paused || state.broken || stopped {
             return Taken::All;
         }
         let Some(running) = &mut state.running else { return Taken::All };
@@ -537,6 +566,11 @@ impl Rings {
             }
             let Some(request) = slot.take() else { continue };
             count += 1;
+            if request.errno != 0 && !ended && self.is_detached() {
+                state.has_left = true;
+                stalled |= self.release(&request);
+                continue;
+            }
             // Requests end before their ring does.
             if let Some(running) = state.running.as_ref().filter(|_| !ended) {
                 if let Some(at) = request.copy.filter(|_| request.is_read && request.errno == 0) {
