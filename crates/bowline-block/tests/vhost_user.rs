@@ -823,6 +823,8 @@ struct Held {
     held: Mutex<Option<Vec<HeldIo>>>,
     writes: AtomicUsize,
     flushes: AtomicUsize,
+    /// Where on the disk the writes were, in the order in which they came.
+    offsets: Mutex<Vec<u64>>,
     /// Bytes of the memory that the data of the last write was in.
     memory: AtomicUsize,
 }
@@ -831,7 +833,8 @@ impl Held {
     fn new() -> Arc<Self> {
         let held = Mutex::new(Some(Vec::new()));
         let [writes, flushes, memory] = Default::default();
-        Arc::new(Self { store: self::memory(16 << 20), held, writes, flushes, memory })
+        let (store, offsets) = (self::memory(16 << 20), Mutex::default());
+        Arc::new(Self { store, held, writes, flushes, offsets, memory })
     }
 
     fn count(&self) -> usize {
@@ -865,6 +868,8 @@ impl Backend for Held {
         let count = |op| io.iter().filter(|io| io.op == op).count();
         self.writes.fetch_add(count(IoOp::Write), SeqCst);
         self.flushes.fetch_add(count(IoOp::Flush), SeqCst);
+        let writes = io.iter().filter(|io| io.op == IoOp::Write);
+        self.offsets.lock().unwrap().extend(writes.map(|io| io.offset));
         for mem in io.iter().filter_map(|io| io.mem.as_ref()) {
             self.memory.store(mem.buffer.len(), SeqCst);
         }
@@ -979,6 +984,42 @@ fn what_was_done_out_of_order_is_not_done_again_and_what_was_not_is() {
     store.let_go();
     assert_eq!(guest.queues[0].wait().0, 0);
     assert_eq!((guest.queues[0].used_index(), store.writes.load(SeqCst)), (2, 3));
+}
+
+#[test]
+fn requests_are_done_again_in_the_order_in_which_they_were_taken() {
+    // tests [NB-66]
+    let store = Held::new();
+    let disk = LocalDevice::new("disk", Arc::clone(&store) as _);
+    let served = serve("vhost-taken", disk, VhostUserOptions::default());
+    let memory = Memory::new();
+    let mut guest = Guest::connect(&served.path, &memory, 0);
+    guest.share();
+    let kept = guest.keep(16);
+    guest.add_queue_at(16, u16::MAX - 1);
+    // Neither the order of their slots nor that of their places on the disk.
+    let heads = [8, 0, 12, 4];
+    for (count, head) in (1..).zip(heads) {
+        guest.queues[0].prepare(head, OUT, u64::from(head ^ 4), &[(DATA, 512)]);
+        guest.queues[0].give(&[head]);
+        until("it is in flight", || store.count() == count);
+    }
+    let offsets = heads.map(|head| u64::from(head ^ 4) * 512);
+    assert_eq!(*store.offsets.lock().unwrap(), offsets);
+    let queue = guest.queues.remove(0);
+    drop(guest);
+    store.offsets.lock().unwrap().clear();
+    let mut guest = Guest::connect(&served.path, &memory, 0);
+    guest.share();
+    guest.continue_with(&kept);
+    guest.resume(queue);
+    store.let_go();
+    for _ in heads {
+        let head = guest.queues[0].wait().0;
+        assert_eq!(guest.queues[0].status(head), 0);
+    }
+    assert_eq!(*store.offsets.lock().unwrap(), offsets);
+    assert_eq!((guest.queues[0].used_index(), guest.queues[0].take_used()), (2, None));
 }
 
 #[test]

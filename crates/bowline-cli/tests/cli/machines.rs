@@ -1,5 +1,5 @@
-//! Virtual machines whose disk `rnbd map --vhost-user` serves, and ends of that process. The machine
-//! is a driver of this test.
+//! Virtual machines whose disk `rnbd map --vhost-user` serves, and ends of that process. The
+//! machine is a driver of this test.
 
 use std::{
     fs::File,
@@ -137,6 +137,43 @@ fn a_machine_sees_no_error_when_its_disk_is_stopped_while_the_server_is_lost() {
     assert_eq!((done, guest.queues[0].used_index()), ([0, 4], 3));
     assert_eq!((guest.queues[0].status(0), guest.queues[0].status(4)), (0, 0));
     assert_eq!(place.block(1), [7; BLOCK as usize]);
+    end(client);
+    end(server);
+}
+
+#[test]
+fn a_request_in_the_first_slot_is_done_once_when_its_server_is_killed() {
+    // tests [NB-66]
+    let place = Place::new(2);
+    let server = place.export();
+    let mut client = place.map();
+    // The first request has the number 65535, the next 0, and so on.
+    let (mut guest, kept) = place.machine(u16::MAX);
+    for round in 0..3_u16 {
+        // The server of the disk is stopped, so that the request stays in flight.
+        server.signal("-STOP");
+        let data = vec![round as u8 + 1; BLOCK as usize];
+        place.memory.put(DATA, &data);
+        guest.queues[0].prepare(0, OUT, u64::from(round) * 8, &[(DATA, BLOCK as u32)]);
+        guest.queues[0].give(&[0]);
+        until_in_flight(&kept, 1);
+        kill(client);
+        let used = u16::MAX.wrapping_add(round);
+        assert_eq!((guest.queues[0].used_index(), guest.queues[0].status(0)), (used, 0xff));
+        let queue = guest.queues.remove(0);
+        server.signal("-CONT");
+
+        client = place.map();
+        guest = place.machine_again(&kept, queue);
+        assert_eq!(guest.queues[0].wait().0, 0);
+        assert_eq!(guest.queues[0].status(0), 0);
+        assert_eq!(place.block(round.into()), data, "nothing is lost");
+        until_in_flight(&kept, 0);
+        // An answer shows that the rings were looked at: nothing is done twice.
+        guest.config();
+        assert_eq!(guest.queues[0].used_index(), used.wrapping_add(1));
+        assert_eq!(guest.queues[0].take_used(), None);
+    }
     end(client);
     end(server);
 }

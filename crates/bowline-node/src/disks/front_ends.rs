@@ -112,8 +112,8 @@ impl FrontEnds {
         unused
     }
 
-    /// Has what outlives this process go on without it: requests that fail from now on are no
-    /// errors of virtual machines, which wait for another process that serves them.
+    /// Lets go of users that outlive this process: requests that fail from now on are no errors of
+    /// virtual machines, which wait for another process that serves them.
     fn detach(&self) {
         self.vhost_user.iter().for_each(VhostUserServer::detach);
     }
