@@ -11,6 +11,7 @@ mod folders;
 mod hand_over;
 mod links;
 mod log;
+mod machines;
 mod metrics;
 mod musl;
 mod namespaces;

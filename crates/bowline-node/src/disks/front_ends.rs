@@ -112,6 +112,12 @@ impl FrontEnds {
         unused
     }
 
+    /// Lets go of users that outlive this process: requests that fail from now on are no errors of
+    /// virtual machines, which wait for another process that serves them.
+    fn detach(&self) {
+        self.vhost_user.iter().for_each(VhostUserServer::detach);
+    }
+
     /// Enables all front ends again.
     fn enable(&self) {
         self.nbd.iter().for_each(NbdServer::enable);
@@ -345,6 +351,9 @@ impl DiskFrontEnds {
             };
             drop(state);
             if force {
+                if let Some(Ok(front_ends)) = &taken {
+                    front_ends.detach();
+                }
                 mapped.fail_fast();
             }
             if let Some(taken) = taken {
@@ -360,6 +369,11 @@ impl DiskFrontEnds {
     /// Makes requests fail while the session is lost, so that closing front ends, by commands in
     /// progress too, does not wait for it.
     pub fn fail_fast(&self) {
+        for front in self.lock().front_states.values() {
+            if let FrontState::Open(front_ends) = front {
+                front_ends.detach();
+            }
+        }
         self.client.disks().iter().for_each(|disk| disk.fail_fast());
     }
 
