@@ -36,6 +36,7 @@ use bowline_verbs::Device;
 use super::{
     client::{UNMAP_PATIENCE, report_all, unmap_all},
     exported::Export,
+    failing::FailingDisks,
     front_ends::{DiskFrontEnds, DiskNotice, FrontEndConfig, Mapping},
     mapping::{MapConfig, map_patiently, refused},
     served::Served,
@@ -95,6 +96,7 @@ struct Parts {
 struct Told {
     notices: mpsc::Receiver<(String, DiskNotice)>,
     paths: Watch,
+    failing: FailingDisks,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -150,7 +152,7 @@ impl HostDisks {
             ending: Condvar::new(),
             untried,
             threads: Mutex::default(),
-            told: Mutex::new(Told { notices: receiver, paths }),
+            told: Mutex::new(Told { notices: receiver, paths, failing: FailingDisks::default() }),
             notices,
         }))
     }
@@ -367,9 +369,12 @@ impl HostDisks {
         }
         let engine = lock(&self.parts).engine.clone();
         let Some(engine) = engine else { return };
-        let mut told = lock(&self.told);
-        report_all(&told.notices);
-        told.paths.report(|own, server| engine.fault(own, server));
+        let Told { notices, paths, failing } = &mut *lock(&self.told);
+        report_all(notices);
+        paths.report(|own, server| engine.fault(own, server));
+        if let Some(disks) = self.disks() {
+            failing.report(disks.client());
+        }
     }
 
     /// Reads the sizes of all exports anew.

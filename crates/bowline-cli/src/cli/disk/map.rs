@@ -15,8 +15,8 @@ use bowline_ctl::Sys;
 use bowline_node::{
     Failure, Outcome,
     disks::{
-        DeviceConfig, DiskFrontEnds, FrontEndConfig, MapConfig, Mapping, Route, UNMAP_PATIENCE,
-        client_classes, map_patiently, refused, report_all, unmap_all, watch,
+        DeviceConfig, DiskFrontEnds, FailingDisks, FrontEndConfig, MapConfig, Mapping, Route,
+        UNMAP_PATIENCE, client_classes, map_patiently, refused, report_all, unmap_all, watch,
     },
     log::Duty,
     metrics, namespaces,
@@ -162,10 +162,12 @@ pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
         let why = |own: IpAddr, server: IpAddr| client.engine().fault(own, server);
         let supervisor = Supervisor::of_this_process();
         supervisor.ready(&format!("{device} is mapped"));
+        let mut failing = FailingDisks::default();
         let mut idle = 0;
         while idle < IDLE_CHECKS && !stop.wait(Some(CHECK_INTERVAL)) {
             report_all(&notices);
             paths.report(why);
+            failing.report(&client);
             idle = if args.stay || front_ends.is_needed() { 0 } else { idle + 1 };
             supervisor.beat();
         }
