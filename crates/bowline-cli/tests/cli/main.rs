@@ -24,6 +24,7 @@ mod queue;
 mod rdma;
 mod restarts;
 mod rnbd;
+mod rnbd_ending;
 mod rnbd_export;
 mod rnbd_failing;
 mod rnbd_files;

@@ -34,7 +34,8 @@ use bowline_rtrs_driver::{Engine, tree::ClientSession};
 use bowline_verbs::Device;
 
 use super::{
-    client::{UNMAP_PATIENCE, report_all, unmap_all},
+    client::{report_all, unmap_all},
+    ending::ENDING_PATIENCE,
     exported::Export,
     failing::FailingDisks,
     front_ends::{DiskFrontEnds, DiskNotice, FrontEndConfig, Mapping},
@@ -419,7 +420,7 @@ impl HostDisks {
 
     /// Returns the longest time that [`close`](Self::close) waits for servers.
     pub(crate) fn patience(&self) -> Duration {
-        if self.disks().is_some() { UNMAP_PATIENCE } else { Duration::ZERO }
+        if self.disks().is_some() { ENDING_PATIENCE } else { Duration::ZERO }
     }
 
     /// Unmaps all disks, and closes the sessions of all clients.
@@ -427,8 +428,9 @@ impl HostDisks {
         *lock(&self.ended) = true;
         self.ending.notify_all();
         if let Some(disks) = self.disks() {
-            disks.fail_fast();
-            unmap_all(disks.client(), stop, || disks.close());
+            let mut unserved = disks.finish();
+            unmap_all(disks.client(), stop, || disks.close(&mut unserved));
+            unserved.tell();
         }
         if let Some(served) = self.served() {
             served.log();
