@@ -31,6 +31,7 @@ mod rnbd_files;
 mod rnbd_kills;
 mod rnbd_memory;
 mod rnbd_mistakes;
+mod rnbd_top;
 mod rnbd_use;
 mod sandbox;
 mod service;
