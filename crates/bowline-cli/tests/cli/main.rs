@@ -29,6 +29,7 @@ mod rnbd_export;
 mod rnbd_failing;
 mod rnbd_files;
 mod rnbd_kills;
+mod rnbd_many;
 mod rnbd_memory;
 mod rnbd_mistakes;
 mod rnbd_top;
