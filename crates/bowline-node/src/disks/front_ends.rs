@@ -27,7 +27,12 @@ use bowline_rnbd_driver::{
 use bowline_rtrs_driver::tree::ClientSession;
 use serde::Deserialize;
 
-use super::{Trouble, client::ClientObjects, mapping::MapConfig};
+use super::{
+    Trouble,
+    client::ClientObjects,
+    ending::{FINISH_PATIENCE, Unserved, tell, users},
+    mapping::MapConfig,
+};
 use crate::{config::entry::Entry, mount::no_mount};
 
 /// How long an unmap waits for users of a disk: the kernel reports the end of a use a moment after
@@ -92,11 +97,11 @@ pub fn map_options(words: &[String]) -> Result<(MapConfig, FrontEndConfig), Stri
 
 /// The front ends of one disk.
 #[derive(Default)]
-struct FrontEnds {
-    nbd: Option<NbdServer>,
-    fuse: Option<Mount>,
+pub(super) struct FrontEnds {
+    pub(super) nbd: Option<NbdServer>,
+    pub(super) fuse: Option<Mount>,
     ublk: Option<Ublk>,
-    vhost_user: Option<VhostUserServer>,
+    pub(super) vhost_user: Option<VhostUserServer>,
 }
 
 impl FrontEnds {
@@ -377,9 +382,36 @@ impl DiskFrontEnds {
         self.client.disks().iter().for_each(|disk| disk.fail_fast());
     }
 
-    /// Closes all front ends and unmaps all disks. Waits for commands in progress, since front ends
-    /// that they open would be left behind.
-    pub fn close(&self) {
+    /// Says who is cut off by the end, lets the requests that were sent be answered, and makes
+    /// requests fail that wait for a server that is not connected. Returns what was not served.
+    pub fn finish(&self) -> Unserved {
+        let mut unserved = Unserved::default();
+        let mut state = self.lock();
+        // No more front ends are opened.
+        state.closed = true;
+        for (name, front) in &mut state.front_states {
+            if let FrontState::Open(front_ends) = front {
+                tell(name, &users(name, front_ends));
+                front_ends.nbd.iter_mut().for_each(NbdServer::finish);
+            }
+        }
+        drop(state);
+        let disks = self.client.disks();
+        let is_in_use = || {
+            let state = self.lock();
+            let open = state.front_states.values().filter_map(|front| match front {
+                FrontState::Open(front_ends) => front_ends.nbd.as_ref(),
+                _ => None,
+            });
+            open.map(NbdServer::connections).sum::<usize>() > 0
+        };
+        unserved.finish(&disks, Instant::now() + FINISH_PATIENCE, is_in_use);
+        unserved
+    }
+
+    /// Closes all front ends, makes durable what was written, and unmaps all disks. Waits for
+    /// commands in progress, since front ends that they open would be left behind.
+    pub fn close(&self, unserved: &mut Unserved) {
         let end = Instant::now() + OPEN_TIMEOUT;
         loop {
             self.fail_fast();
@@ -393,6 +425,7 @@ impl DiskFrontEnds {
             drop(state);
             thread::sleep(POLL_INTERVAL);
         }
+        unserved.flush(&self.client.disks());
         self.client.close();
     }
 }

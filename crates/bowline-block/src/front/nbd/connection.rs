@@ -128,7 +128,7 @@ impl Connection {
                 .spawn_scoped(threads, || self.output.write(self.socket(), &self.requests));
             let ended = if writer.is_ok() { self.read() } else { Err(Ended::Gone) };
             self.disk.leave();
-            if let Err(Ended::Disconnect) = ended {
+            if matches!(ended, Err(Ended::Disconnect)) || self.client.is_finishing() {
                 self.requests.wait_all();
             }
             self.abort();

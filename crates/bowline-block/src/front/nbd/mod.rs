@@ -147,6 +147,17 @@ impl NbdServer {
         self.shared.faults.report_to(Box::new(f));
     }
 
+    /// Returns the processes that are connected.
+    pub fn peers(&self) -> Vec<u32> {
+        self.acceptor.peers()
+    }
+
+    /// Accepts no more clients, and takes no more requests: each connection ends once the requests
+    /// that its client has sent are answered.
+    pub fn finish(&mut self) {
+        self.acceptor.finish_all();
+    }
+
     /// Accepts no more clients if there are no connections, until [`NbdServer::enable`]; returns
     /// true if so.
     pub fn disable_if_unused(&self) -> bool {

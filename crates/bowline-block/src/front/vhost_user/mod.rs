@@ -159,6 +159,11 @@ impl VhostUserServer {
         self.shared.lock().count()
     }
 
+    /// Returns the processes that are connected.
+    pub fn peers(&self) -> Vec<u32> {
+        self.acceptor.peers()
+    }
+
     /// Accepts no more machines if there are no connections, until [`VhostUserServer::enable`];
     /// returns true if so.
     pub fn disable_if_unused(&self) -> bool {

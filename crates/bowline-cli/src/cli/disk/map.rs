@@ -15,8 +15,9 @@ use bowline_ctl::Sys;
 use bowline_node::{
     Failure, Outcome,
     disks::{
-        DeviceConfig, DiskFrontEnds, FrontEndConfig, MapConfig, Mapping, Route, UNMAP_PATIENCE,
-        client_classes, map_patiently, refused, report_all, unmap_all, watch,
+        DeviceConfig, DiskFrontEnds, ENDING_PATIENCE, FailingDisks, FrontEndConfig, MapConfig,
+        Mapping, Route, Unserved, client_classes, map_patiently, refused, report_all, unmap_all,
+        watch,
     },
     log::Duty,
     metrics, namespaces,
@@ -50,7 +51,9 @@ const ANSWER_POLL: Duration = Duration::from_millis(1);
                   opened; each disk that a command maps later has such a line, too. Each change of a disk is one \
                   line, such as `rnbd0 offline`: offline, online, bytes=N, gone (it will not come back), unmapped. \
                   Paths that are lost or back are logged on standard error. Ends with SIGINT or SIGTERM, or when no \
-                  disk has been mapped for a second. Unmount file systems on the disks first, or data that was not \
+                  disk has been mapped for a second. At the end it names the processes that it cuts off, answers \
+                  what they have asked for (within 5 s) and flushes what was written; a second signal ends it at \
+                  once. Exit status 1: not all of that was possible. Unmount file systems on the disks first, or data that was not \
                   written back is lost."
 )]
 pub(super) struct Args {
@@ -153,6 +156,7 @@ pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
             .blocks(disks_node(Arc::<DiskFrontEnds>::clone(&front_ends)))
             .tree();
     let served = args.controls.serve(&tree, control.as_deref(), "map", metrics);
+    let mut unserved = Unserved::default();
     let result =
         opened.map_err(|error| Failure::failed(format!("a front end of {device}: {error}")));
     let result = result.and(served);
@@ -162,21 +166,24 @@ pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
         let why = |own: IpAddr, server: IpAddr| client.engine().fault(own, server);
         let supervisor = Supervisor::of_this_process();
         supervisor.ready(&format!("{device} is mapped"));
+        let mut failing = FailingDisks::default();
         let mut idle = 0;
         while idle < IDLE_CHECKS && !stop.wait(Some(CHECK_INTERVAL)) {
             report_all(&notices);
             paths.report(why);
+            failing.report(&client);
             idle = if args.stay || front_ends.is_needed() { 0 } else { idle + 1 };
             supervisor.beat();
         }
-        supervisor.stopping(UNMAP_PATIENCE, "unmapping");
+        supervisor.stopping(ENDING_PATIENCE, "unmapping");
         report_all(&notices);
         paths.report(why);
-        // An unmap in progress may wait for a lost session.
-        front_ends.fail_fast();
+        unserved = front_ends.finish();
         // Answers requests in progress, such as the command that unmapped the last disk.
         drop(served);
     });
-    unmap_all(&client, &stop, || front_ends.close());
-    result
+    unmap_all(&client, &stop, || front_ends.close(&mut unserved));
+    unserved.tell();
+    result?;
+    if unserved.is_nothing() { Ok(()) } else { Err(Failure::failed("not everything was served")) }
 }
