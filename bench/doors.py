@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""fio on the doors of a disk (NBD socket, file by FUSE), beside the same fio on nbdkit and qemu-nbd over TCP.
+"""fio on the doors of a disk (NBD socket, file by FUSE, the same by io_uring), beside the same fio on nbdkit and qemu-nbd over TCP.
 
 What people get who attach fio, a machine or a database to a mapped disk; `bowline bench rnbd` measures the library instead.
 Everything runs on this machine: `rnbd export --memory`, `rnbd map`, nbdkit's memory, a file in /dev/shm for qemu-nbd. Each
 round runs every door once, a cell after the other. Printed are medians: requests a second, latency, the ratio of the rate
 and of the 99th percentile to nbdkit's in the same round, and the processors' time of each process a request. Needs fio with
-its engine nbd, nbdkit, for --doors fuse root or fusermount3, for qemu-nbd qemu-utils.
+its engine nbd, nbdkit, for --doors fuse root or fusermount3, for fuse-ring root and Linux 6.14, for qemu-nbd qemu-utils.
 """
 import argparse
 import json
@@ -18,7 +18,10 @@ import tempfile
 import time
 
 CELLS = ["read:4k:1", "write:4k:1", "read:4k:32", "write:4k:32", "read:128k:16", "write:128k:16"]
-EXPORT, MAP, NBDKIT, QEMU = "127.60.0.1", "127.60.0.2", "127.60.0.3", "127.60.0.4"
+EXPORT, NBDKIT, QEMU = "127.60.0.1", "127.60.0.3", "127.60.0.4"
+MAP, MAP_FUSE, MAP_RING = "127.60.0.2", "127.60.0.5", "127.60.0.6"
+# Tells the kernel's module to offer io_uring to who mounts.
+RING = "/sys/module/fuse/parameters/enable_uring"
 QEMU_FILE = "/dev/shm/bowline-bench-doors.img"
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -78,19 +81,34 @@ def start(options, doors, folder, running):
         return running[-1]
 
     all_doors = {}
-    if {"nbd", "fuse"} & set(doors):
+    if {"nbd", "fuse", "fuse-ring"} & set(doors):
         bowline = os.path.abspath(options.bowline)
-        export = run([bowline, "rnbd", "export", "--memory", f"disk={options.size}", "--address", EXPORT], lambda: True)
-        sock, mount = os.path.join(folder, "nbd.sock"), os.path.join(folder, "mount")
-        os.mkdir(mount)
-        words = ["rnbd", "map", "disk", "--from", EXPORT, "--address", MAP, "--nbd", sock]
+        disks = [word for name in ("nbd", "fuse", "fuse-ring") if name in doors for word in ("--memory", f"{name}={options.size}")]
+        export = run([bowline, "rnbd", "export", *disks, "--address", EXPORT], lambda: True)
+
+        def mapped(address, name):
+            mount, sock = os.path.join(folder, name), os.path.join(folder, f"{name}.sock")
+            os.mkdir(mount)
+            words = ["rnbd", "map", name, "--from", name, "--path", f"{address}@{EXPORT}", "--nbd", sock]
+            words += ["--fuse", mount] if "fuse" in name else []
+            process = run([bowline] + words, lambda: os.path.exists(sock) and ("fuse" not in name or os.listdir(mount)))
+            file = os.path.join(mount, *os.listdir(mount))
+            return [export, process], sock, [f"--filename={file}", "--ioengine=libaio", "--direct=1"]
+
+        if "nbd" in doors:
+            processes, sock, _ = mapped(MAP, "nbd")
+            all_doors["nbd"] = (processes, ["--ioengine=nbd", f"--uri=nbd+unix:///?socket={sock}"])
         if "fuse" in doors:
-            words += ["--fuse", mount]
-        mapped = run([bowline] + words, lambda: os.path.exists(sock) and ("fuse" not in doors or os.listdir(mount)))
-        all_doors["nbd"] = ([export, mapped], ["--ioengine=nbd", f"--uri=nbd+unix:///?socket={sock}"])
-        if "fuse" in doors:
-            file = os.path.join(mount, os.listdir(mount)[0])
-            all_doors["fuse"] = ([export, mapped], [f"--filename={file}", "--ioengine=libaio", "--direct=1"])
+            processes, _, where = mapped(MAP_FUSE, "fuse")
+            all_doors["fuse"] = (processes, where)
+        if "fuse-ring" in doors:
+            with open(RING, "r+") as ring:
+                before = ring.read()
+                ring.write("Y")
+                ring.flush()
+                processes, _, where = mapped(MAP_RING, "fuse-ring")
+                ring.write(before)
+            all_doors["fuse-ring"] = (processes, where)
     if "nbdkit" in doors:
         args = ["nbdkit", "-f", "-i", NBDKIT, "-p", "10809", "memory", options.size]
         server = run(args, lambda: listens(NBDKIT, 10809))

@@ -57,6 +57,16 @@ def want_sent(end, ep):
     want(end["left"] <= ep.unasked, "%s messages still queued at the sender", end["left"])
 
 
+def quiet(recv, end, seconds=2):
+    """Nothing has come for a while."""
+    was, since = None, time.monotonic()
+    while time.monotonic() < min(end, since + seconds):
+        now = recv.stat()["messages"]
+        if now != was:
+            was, since = now, time.monotonic()
+        time.sleep(0.1)
+
+
 class Stream:
     """A verified stream from one endpoint to the other."""
 
@@ -81,15 +91,6 @@ class Stream:
         want_sent(s, self.send.ep)
         return s, r
 
-    def quiet(self, end, seconds=2):
-        """Nothing has come for a while."""
-        was, since = None, time.monotonic()
-        while time.monotonic() < min(end, since + seconds):
-            now = self.recv.stat()["messages"]
-            if now != was:
-                was, since = now, time.monotonic()
-            time.sleep(0.1)
-
     def stop(self, timeout, exact=True):
         """End an endless stream: all that was sent must have come."""
         end = time.monotonic() + timeout
@@ -102,7 +103,7 @@ class Stream:
             time.sleep(0.05)
         if self.send.ep.unasked and not exact:
             # what is not acknowledged may be on its way still
-            self.quiet(end)
+            quiet(self.recv, end)
         self.send.tell("close", flush=max(5, end - time.monotonic()), keep=self.send.ep.unasked)
         s = self.send.wait(max(10, end - time.monotonic()))
         self.recv.tell("stop")

@@ -1,9 +1,10 @@
-"""A virtual machine whose disk bowline serves to it, by vhost-user."""
+"""Virtual machines whose disk bowline serves to them, by vhost-user."""
 import hashlib
 import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import time
 
@@ -17,7 +18,7 @@ SIZE = 64 * MIB
 HOST, CLIENT = "10.99.0.1", "10.99.0.250"
 # what the guest writes without a file system, behind what the files take, and its length, in MiB
 RAW = (40, 8)
-ROUNDS = 40
+ROUNDS = 60
 INIT = """#!/bin/busybox sh
 /bin/busybox --install -s /bin
 mount -t proc p /proc; mount -t sysfs s /sys; mount -t devtmpfs d /dev
@@ -32,7 +33,8 @@ echo FILES $(cd /mnt; md5sum -c /sums 2>/dev/null | grep -c ': OK$') of $(wc -l 
 umount /mnt
 dd if=/dev/urandom of=/rand bs=64k count=16 2>/dev/null
 for i in $(seq ROUNDS); do
-  dd if=/rand of=/dev/vda bs=64k seek=$((640 + i % 8 * 16)) oflag=direct 2>/dev/null && echo ROUND $i
+  dd if=/rand of=/dev/vda bs=64k seek=$((640 + i % 8 * 16)) oflag=direct 2>/dev/null &&
+    dd if=/dev/vda bs=64k skip=$((640 + i % 8 * 16)) count=16 iflag=direct 2>/dev/null | cmp - /rand && echo ROUND $i
   sleep 0.1
 done
 echo RAW $(dd if=/dev/vda bs=1M skip=SKIP count=COUNT iflag=direct 2>/dev/null | md5sum)
@@ -104,6 +106,42 @@ class Disk:
             return hashlib.md5(f.read(RAW[1] * MIB)).hexdigest()
 
 
+class Monitor:
+    """Commands to a qemu."""
+
+    def __init__(self, path):
+        self.s = socket.socket(socket.AF_UNIX)
+        self.s.settimeout(30)
+        self.s.connect(path)
+        self.f = self.s.makefile("rw")
+        self.f.readline()
+        self.ask("qmp_capabilities")
+
+    def ask(self, command, **arguments):
+        self.f.write(json.dumps({"execute": command, "arguments": arguments}) + "\n")
+        self.f.flush()
+        while True:
+            answer = json.loads(self.f.readline())
+            if "event" not in answer:
+                want("return" in answer, "%s: %s", command, answer)
+                return answer["return"]
+
+
+def boot(c, disk, kernel, initrd, name, *more):
+    """Starts a machine with the disk, whose files have this name; returns its process and its console."""
+    console = "%s.console%s" % (c.log, name)
+    with open("%s.qemu%s" % (c.log, name), "wb") as said:
+        machine = subprocess.Popen(
+            ["qemu-system-x86_64", "-machine", "pc,memory-backend=m", "-accel", "tcg,thread=multi", "-cpu", "max",
+             "-smp", "2", "-m", "256", "-object", "memory-backend-memfd,id=m,size=256M,share=on", "-nodefaults",
+             "-no-user-config", "-display", "none", "-no-reboot", "-kernel", kernel["vmlinuz"], "-initrd", initrd,
+             "-append", "console=ttyS0 quiet loglevel=4 panic=1 mitigations=off nokaslr random.trust_cpu=on",
+             "-serial", "file:" + console, "-chardev", "socket,id=c,reconnect=1,path=" + disk.socket,
+             "-device", "vhost-user-blk-pci,chardev=c,num-queues=2"] + list(more),
+            stdin=subprocess.DEVNULL, stdout=said, stderr=said)
+    return machine, console
+
+
 def lines(console, word):
     """What a guest has said that begins with a word."""
     if not os.path.exists(console):
@@ -127,19 +165,11 @@ def rnbd_machine(c):
     fails."""
     with open(os.path.join(CACHE, "current.json")) as f:
         kernel = json.load(f)
-    console, initrd = c.log + ".console", c.log + ".initrd"
+    initrd = c.log + ".initrd"
     make_guest(initrd, kernel)
     disk, machine = Disk(c), None
     try:
-        with open(c.log + ".qemu", "wb") as said:
-            machine = subprocess.Popen(
-                ["qemu-system-x86_64", "-machine", "pc,memory-backend=m", "-accel", "tcg,thread=multi", "-cpu", "max",
-                 "-smp", "2", "-m", "256", "-object", "memory-backend-memfd,id=m,size=256M,share=on", "-nodefaults",
-                 "-no-user-config", "-display", "none", "-no-reboot", "-kernel", kernel["vmlinuz"], "-initrd", initrd,
-                 "-append", "console=ttyS0 quiet loglevel=4 panic=1 mitigations=off nokaslr random.trust_cpu=on",
-                 "-serial", "file:" + console, "-chardev", "socket,id=c,reconnect=1,path=" + disk.socket,
-                 "-device", "vhost-user-blk-pci,chardev=c,num-queues=2"],
-                stdin=subprocess.DEVNULL, stdout=said, stderr=said)
+        machine, console = boot(c, disk, kernel, initrd, "")
         until(console, "ROUND", 5, machine, 150)
         disk.kill()
         until(console, "ROUND", 15, machine, 60)
@@ -157,5 +187,66 @@ def rnbd_machine(c):
         if machine and machine.poll() is None:
             machine.kill()
             machine.wait(10)
+        for tool in disk.tools:
+            tool.kill()
+
+
+def moved(monitor, machine):
+    """Whether a machine has moved; the reason if it cannot."""
+    want(machine.poll() is None, "the machine has ended before it moved")
+    state = monitor.ask("query-migrate")
+    want(state.get("status") not in ("failed", "cancelled"), "the machine does not move: %s", state)
+    return state.get("status") == "completed"
+
+
+@scenario("rnbd-machine-moves", orders=("lo",), timeout=400, bare=True, tool=True, self_check=NO_SELF_CHECK)
+def rnbd_machine_moves(c):
+    """A virtual machine moves to another process of qemu while it writes its disk, reads it back and compares, and
+    `rnbd map --vhost-user` is killed meanwhile: no write fails, and what is written is what the server's file has."""
+    with open(os.path.join(CACHE, "current.json")) as f:
+        kernel = json.load(f)
+    initrd, place, monitor = c.log + ".initrd", c.log + ".move", c.log + ".qmp"
+    make_guest(initrd, kernel)
+    disk, machines = Disk(c), []
+    try:
+        first, console = boot(c, disk, kernel, initrd, "1", "-qmp", "unix:%s,server=on,wait=off" % monitor)
+        machines.append(first)
+        until(console, "ROUND", 5, first, 200)
+        qemu = Monitor(monitor)
+        # Slow enough that the program is killed in the middle of it.
+        qemu.ask("migrate-set-parameters", **{"max-bandwidth": 8 * MIB, "downtime-limit": 2000})
+        qemu.ask("migrate", uri="exec:cat > '%s'" % place)
+        rounds = len(lines(console, "ROUND"))
+        until(console, "ROUND", rounds + 2, first, 60)
+        want(not moved(qemu, first), "it has moved already")
+        disk.kill()
+        until(console, "ROUND", rounds + 5, first, 60)
+        want(not moved(qemu, first), "it has moved already")
+        qemu.ask("migrate-set-parameters", **{"max-bandwidth": 1024 * MIB})
+        end = time.monotonic() + 90
+        while not moved(qemu, first):
+            want(time.monotonic() < end, "the machine does not move: %s", qemu.ask("query-migrate"))
+            time.sleep(0.2)
+        first.kill()
+        first.wait(10)
+        before = len(lines(console, "ROUND"))
+        # A qemu 7.2 that waits for its machine while the program is killed never uses the disk afterwards,
+        # so the second one begins now.
+        second, console2 = boot(c, disk, kernel, initrd, "2", "-incoming", "exec:cat '%s'" % place)
+        machines.append(second)
+        second.wait(150)
+        after = len(lines(console2, "ROUND"))
+        want(0 < before < ROUNDS and before + after >= ROUNDS - 1, "rounds: %d and %d", before, after)
+        raw = lines(console2, "RAW")
+        want(raw and raw[0][0] == disk.sum(), "the guest has read %s, the file has %s", raw, disk.sum())
+        disk.end()
+        os.unlink(initrd)
+        os.unlink(place)
+        c.messages += before + after
+    finally:
+        for machine in machines:
+            if machine.poll() is None:
+                machine.kill()
+                machine.wait(10)
         for tool in disk.tools:
             tool.kill()

@@ -3,6 +3,7 @@
 The scenarios of RDS over TCP that ask for nothing of TCP run here too, under names that begin with rdma-.
 """
 import os
+import socket
 import statistics
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from .base import MIB, Stream, counter, scenario, want, want_sent
 from .endpoint import GuestNode
 from .place import copy, install
 from .roce import LOSS, check_frames
+from .roce_audit import frames
 from .scenarios import load, moving
 from .speed import AT, ROUNDS, compare
 from .world import ip
@@ -27,6 +29,8 @@ from .world import ip
 BOTH = ("k>n", "n>k")
 # around the payload of a frame, and the longest
 SIZES = (0, 1, 4095, 4096, 4097, 8192, 65537, MIB)
+# a RoCE packet that acknowledges; its syndrome that refuses an operation for its key
+ACK, ACCESS = 0x11, 0x62
 RESTARTS = "the second kernel would start over TCP"
 UNLOAD = "rmmod rds_rdma; rmmod rds; rdma link del rxe0; ip link set eth0 mtu 1500"
 
@@ -99,6 +103,16 @@ class Lossy(Rdma):
     loss = True
 
 
+class Unheard(Rdma):
+    """No refusal of an operation's key reaches the kernel [RDMA-34]."""
+
+    def __init__(self, c):
+        super().__init__(c)
+        self.load += (" && modprobe -a sch_ingress cls_u32 act_gact && tc qdisc add dev eth0 clsact && "
+                      "tc filter add dev eth0 ingress protocol ip u32 "
+                      "match u8 0x%02x 0xff at 28 match u8 0x%02x 0xff at 40 action drop" % (ACK, ACCESS))
+
+
 def rdma(name, setting=Rdma, **kw):
     return scenario("rdma-" + name, setting=setting, paths=(0,), **kw)
 
@@ -144,32 +158,42 @@ rdma("unreachable", dirs=("n>k",), orders=("lo",))(scenarios.unreachable)
 TOOL = os.path.join(HERE, "guest-tools", "rds-rdma.py")
 
 
-@rdma("operations", dirs=BOTH, timeout=120, ci=("lo",), bare=True, preload=True, self_check="a kernel needs no library")
+def refusals(c, owner):
+    """How many operations this address has refused for their key, by the frames."""
+    return sum(f.source == socket.inet_aton(owner) and f.opcode == ACK and f.bth[12:13] == bytes([ACCESS])
+               for f in frames(c.setting.pcaps[-1]))
+
+
+@rdma("operations", dirs=BOTH, timeout=200, ci=("lo",), bare=True, preload=True, self_check="a kernel needs no library")
 def operations(c):
     """A program writes to and reads from memory of a program of the other side: of one byte to 1 MiB, unaligned and
     across pages, with keys that are freed, for one use, and in silence; every byte of the memory is looked at. One of
-    the two is on the kernel, the other on bowline. An atomic at a kernel's memory fails."""
+    the two is on the kernel, the other on bowline. An atomic at a kernel's memory fails. By the frames, the owner
+    refuses each operation that fails: once the node, twice the kernel."""
     kernel, node = ("use", "own") if c.dir == "k>n" else ("own", "use")
     with Programs(c, options=["--rdma"]) as p:
         here = ["ip", "netns", "exec", NETNS] + p.run(sys.executable, "-B", TOOL, node, c.n_addr, c.k_addr,
                                                       "--kernel", kernel)
         words = "python3 -B /lab/rds-rdma.py %s %s %s --kernel %s" % (kernel, c.k_addr, c.n_addr, kernel)
-        # the owner hears of the user, which sends first
-        if node == "own":
-            own = subprocess.Popen(here, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-            time.sleep(1)
-            there = guest_run("a", words, 80)
-        else:
-            with ThreadPoolExecutor(1) as pool:
-                later = pool.submit(guest_run, "a", words, 80)
-                time.sleep(2)
-                own = subprocess.Popen(here, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-                there = later.result()
-        out = own.communicate(timeout=80)[0].decode()
-        want(own.returncode == 0 and "complete" in out, "the program here: %s", out[-600:])
-        want(there[0] == 0 and "complete" in there[1], "the program in the guest: %s%s", there[1][-600:], there[2][-600:])
+        own = subprocess.Popen(here, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        there = guest_run("a", words, 150)
+        out = own.communicate(timeout=150)[0].decode()
+        want(own.returncode == 0 and "complete" in out and there[0] == 0 and "complete" in there[1],
+             "the program here: %s; the one in the guest: %s%s", out[-600:], there[1][-600:], there[2][-600:])
         c.messages += out.count("complete") + there[1].count("complete")
+        for line in (out + there[1]).splitlines():
+            if line.startswith("told "):
+                c.note(line)
+        owner, bad = (c.n_addr, 1) if c.dir == "k>n" else (c.k_addr, 2)
+        # the capture is late by up to a second
+        end = time.monotonic() + 10
+        while refusals(c, owner) < bad and time.monotonic() < end:
+            time.sleep(0.1)
+        want(refusals(c, owner) >= bad, "%d operations refused, of %d with a bad key", refusals(c, owner), bad)
 
+
+rdma("operations-unheard", Unheard, dirs=("k>n",), orders=("lo",), timeout=200, bare=True, preload=True,
+     self_check="a kernel needs no library")(operations)
 
 PEER = "/tmp/peer"
 AT_B = "10.99.0.12"

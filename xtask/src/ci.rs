@@ -28,7 +28,7 @@ const XTASK: [&str; 6] = ["run", "--quiet", "--locked", "--package", "xtask", "-
 /// What is optional is built and tested, too.
 const ALL: &str = "--all-features";
 
-const STEPS: [Step; 24] = [
+const STEPS: [Step; 25] = [
     step("fmt", &["fmt", "--all", "--check"], 60),
     step(
         "clippy",
@@ -41,7 +41,14 @@ const STEPS: [Step; 24] = [
         &["check", "--package", "bowline-cli", "--no-default-features", "--locked"],
         300,
     ),
-    step("test", &["test", "--workspace", ALL, "--locked"], 1200),
+    step("test build", &["test", "--workspace", ALL, "--locked", "--no-run"], 900),
+    // Most tests wait most of the time: more of them at once than there are processors.
+    Step {
+        name: "test",
+        cargo: &["test", "--workspace", ALL, "--locked"],
+        env: Some(("RUST_TEST_THREADS", "4")),
+        limit: 1200,
+    },
     // Sixteen seconds of what the step before has shown for eight; the same features, so
     // nothing is built again.
     Step {
@@ -93,11 +100,12 @@ pub(crate) fn run() -> Outcome {
     let skips = Skips::new();
     let mut rows = Vec::new();
     let mut failed = Vec::new();
+    let mut explained = Vec::new();
     for step in &STEPS {
         println!("\n=== {}: cargo {}", step.name, step.cargo.join(" "));
         let began = Instant::now();
         let limit = Duration::from_secs(step.limit).min(TOTAL.saturating_sub(start.elapsed()));
-        let outcome =
+        let (outcome, said) =
             run::bounded(command(step).env("CI", "true").env("BOWLINE_SKIPS", &skips.0), limit);
         let seconds = began.elapsed().as_secs_f64();
         let verdict = match outcome {
@@ -105,6 +113,8 @@ pub(crate) fn run() -> Outcome {
             Outcome::Skipped(reason) => format!("SKIPPED ({reason})"),
             Outcome::Failed(why) | Outcome::Usage(why) => {
                 failed.push(step.name.to_owned());
+                let lines: Vec<_> = said.lines().map(|line| format!("  {line}")).collect();
+                explained.push(format!("\nwhy {} failed:\n{}", step.name, lines.join("\n")));
                 format!("FAIL ({why})")
             }
         };
@@ -119,6 +129,7 @@ pub(crate) fn run() -> Outcome {
         }
         Err(error) => failed.push(format!("skipped tests: {}: {error}", skips.0.display())),
     }
+    explained.iter().for_each(|text| println!("{text}"));
     println!("\n{}", rows.join("\n"));
     println!("{:<12}{:>6.0} s", "total", start.elapsed().as_secs_f64());
     if failed.is_empty() {

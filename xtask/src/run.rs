@@ -1,10 +1,12 @@
 //! Starting other programs, and the verbs that are one command.
 
+use std::collections::VecDeque;
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
 use std::os::unix::{ffi::OsStrExt, process::CommandExt};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -79,27 +81,80 @@ pub(crate) fn status(command: &mut Command) -> Outcome {
     }
 }
 
+/// What of a command's output explains a failure: where output is shown shortened, its middle is
+/// missing, and that is where most steps are.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Said {
+    telling: Vec<String>,
+    last: VecDeque<String>,
+    /// Lines to be kept behind one that begins an explanation.
+    following: usize,
+    skip_reason: Option<String>,
+}
+
+impl Said {
+    const TELLING: usize = 60;
+    const LAST: usize = 12;
+
+    fn hear(&mut self, line: &str) {
+        if let Some(text) = line.strip_prefix("SKIPPED: ") {
+            self.skip_reason = Some(text.to_owned());
+        }
+        // A panic's message and a case's reason are on the lines that follow.
+        if line.contains("panicked at") || line.contains("FAILED: ") {
+            self.following = 4;
+        }
+        let is_telling = line.starts_with("error")
+            || ["FAILED", "panicked at", "has been running for over"]
+                .iter()
+                .any(|word| line.contains(word));
+        if (is_telling || self.following > 0) && self.telling.len() < Self::TELLING {
+            self.telling.push(line.to_owned());
+            self.following = self.following.saturating_sub(usize::from(!is_telling));
+        }
+        if self.last.len() == Self::LAST {
+            self.last.pop_front();
+        }
+        self.last.push_back(line.to_owned());
+    }
+
+    /// The lines that explain a failure, then the last ones.
+    pub(crate) fn lines(&self) -> impl Iterator<Item = &str> {
+        self.telling.iter().map(String::as_str).chain(["..."]).chain(self.last.iter().map(|l| &**l))
+    }
+}
+
 /// Runs a command without input in a process group of its own, and ends the group after `limit`.
-pub(crate) fn bounded(command: &mut Command, limit: Duration) -> Outcome {
+pub(crate) fn bounded(command: &mut Command, limit: Duration) -> (Outcome, Said) {
+    let said = Arc::new(Mutex::new(Said::default()));
+    let outcome = bounded_heard(command, limit, &said);
+    let said = said.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    (outcome, said)
+}
+
+fn bounded_heard(command: &mut Command, limit: Duration, said: &Arc<Mutex<Said>>) -> Outcome {
     let name = describe(command);
-    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).process_group(0).spawn();
-    let mut child = match child {
-        Ok(child) => child,
+    // One pipe for both, so that lines stay in their order.
+    let (reader, child) = match std::io::pipe().and_then(|(reader, writer)| {
+        command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer);
+        let child = command.process_group(0).spawn();
+        // The command has the other end until then; with it the output would never end.
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        Ok((reader, child?))
+    }) {
+        Ok(started) => started,
         Err(error) => return Outcome::Failed(format!("{name}: {error}")),
     };
-    // Passes the output through and remembers the line that tells why something was skipped.
-    let output = child.stdout.take().map(|stdout| {
-        thread::spawn(move || {
-            let mut reason = None;
-            for line in BufReader::new(stdout).split(b'\n').map_while(Result::ok) {
+    let mut child = child;
+    let output = thread::spawn({
+        let said = Arc::clone(said);
+        move || {
+            for line in BufReader::new(reader).split(b'\n').map_while(Result::ok) {
                 let line = String::from_utf8_lossy(&line);
                 println!("{line}");
-                if let Some(text) = line.strip_prefix("SKIPPED: ") {
-                    reason = Some(text.to_owned());
-                }
+                said.lock().unwrap_or_else(PoisonError::into_inner).hear(&line);
             }
-            reason
-        })
+        }
     });
     let end = Instant::now() + limit;
     let status = loop {
@@ -118,7 +173,9 @@ pub(crate) fn bounded(command: &mut Command, limit: Duration) -> Outcome {
             Err(error) => return Outcome::Failed(format!("{name}: {error}")),
         }
     };
-    let reason = output.and_then(|thread| thread.join().ok()).flatten();
+    // That thread has shown a panic of its own; what it has heard counts.
+    let _ = output.join();
+    let reason = said.lock().unwrap_or_else(PoisonError::into_inner).skip_reason.clone();
     match (status.code(), reason) {
         (Some(0), _) => Outcome::Passed,
         (Some(code), Some(reason)) if code == i32::from(SKIPPED) => Outcome::Skipped(reason),
@@ -232,7 +289,31 @@ mod tests {
     use super::*;
 
     fn shell(script: &str, limit: Duration) -> Outcome {
-        bounded(Command::new("sh").args(["-c", script]), limit)
+        bounded(Command::new("sh").args(["-c", script]), limit).0
+    }
+
+    #[test]
+    fn what_explains_a_failure_is_kept_in_order_and_within_bounds() {
+        let script = "echo begins; echo 'thread panicked at x.rs:1' >&2; echo left; echo right; \
+                      for i in $(seq 100); do echo line $i; done; echo 'test a ... FAILED'; exit 1";
+        let (outcome, said) =
+            bounded(Command::new("sh").args(["-c", script]), Duration::from_secs(60));
+        assert!(matches!(outcome, Outcome::Failed(_)));
+        let lines: Vec<&str> = said.lines().collect();
+        let telling = ["thread panicked at x.rs:1", "left", "right", "line 1", "line 2"];
+        assert_eq!(lines[..5], telling);
+        assert_eq!(lines[5..7], ["test a ... FAILED", "..."]);
+        assert_eq!(lines.last(), Some(&"test a ... FAILED"));
+        assert_eq!(lines.len(), 5 + 2 + Said::LAST);
+    }
+
+    #[test]
+    fn what_a_command_said_before_it_hung_is_kept() {
+        let script = "echo 'test a has been running for over 60 seconds'; sleep 600";
+        let mut command = Command::new("sh");
+        let (outcome, said) = bounded(command.args(["-c", script]), Duration::from_secs(1));
+        assert!(matches!(outcome, Outcome::Failed(_)));
+        assert_eq!(said.lines().next(), Some("test a has been running for over 60 seconds"));
     }
 
     #[test]

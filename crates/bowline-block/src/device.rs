@@ -58,6 +58,17 @@ pub trait BlockDevice: Send + Sync {
     /// for long.
     fn cancel_unwanted(&self) {}
 
+    /// Returns how the bytes from `offset` on are stored, and how many of the next `len` bytes are
+    /// stored in the same way: at least one, unless `len` is 0. The range lies within the disk.
+    ///
+    /// For a thread that may wait for the storage. A write in flight may change the answer. The
+    /// default is for a disk that cannot know, such as one of another machine: RNBD has no such
+    /// request.
+    fn extent(&self, offset: u64, len: u64) -> Extent {
+        let _ = offset;
+        Extent { len, allocation: Allocation::Unknown }
+    }
+
     /// Calls `f` at every later event. It must not block. A panic of it is contained.
     fn on_change(&self, f: Box<dyn Fn(DiskEvent) + Send + Sync>);
 }
@@ -74,6 +85,25 @@ pub enum DiskEvent {
     Online,
     /// The disk will not come back: every request fails.
     Gone,
+}
+
+/// Bytes of a disk that are stored in the same way.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Extent {
+    /// Number of bytes.
+    pub len: u64,
+    /// How they are stored.
+    pub allocation: Allocation,
+}
+
+/// How bytes are stored.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[non_exhaustive]
+pub enum Allocation {
+    /// They may take space and be anything.
+    Unknown,
+    /// They take no space, and read as zeroes.
+    Hole,
 }
 
 /// A request to a disk.

@@ -14,7 +14,9 @@ pub mod sync;
 
 pub use bowline_rnbd::{Discard, Errno, IoOp, Limits};
 pub use bowline_verbs::Mem;
-pub use device::{BlockDevice, DeviceMem, DiskDone, DiskEvent, DiskIo, Durable};
+pub use device::{
+    Allocation, BlockDevice, DeviceMem, DiskDone, DiskEvent, DiskIo, Durable, Extent,
+};
 pub use handle::DiskHandle;
 pub use local::LocalDevice;
 

@@ -9,7 +9,7 @@ use bowline_rnbd::{Errno, IoOp, Limits};
 use bowline_verbs::{Buffer, Mem, catch_callback_panic};
 
 use crate::backend::{Backend, BackendDone, BackendIo, BackendResult};
-use crate::device::{BlockDevice, DeviceMem, DiskDone, DiskEvent, DiskIo};
+use crate::device::{BlockDevice, DeviceMem, DiskDone, DiskEvent, DiskIo, Extent};
 
 /// A disk that is a [`Backend`] of this process: front ends can be tested, and stores be served by
 /// NBD or as files, without a network.
@@ -115,6 +115,10 @@ impl BlockDevice for LocalDevice {
         }
         self.shared.backend.submit(&mut pieces, &self.as_done);
         self.shared.backend.kick();
+    }
+
+    fn extent(&self, offset: u64, len: u64) -> Extent {
+        self.shared.backend.extent(offset, len)
     }
 
     fn on_change(&self, f: Listener) {

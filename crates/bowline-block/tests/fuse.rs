@@ -17,6 +17,14 @@ use io_uring::{IoUring, opcode, types};
 
 use bowline_testkit::skipped;
 
+#[path = "common/offer.rs"]
+mod offer;
+
+use offer::Offer;
+
+/// Two programs have these tests: in one of them, requests come by io_uring.
+const BY_RING: bool = matches!(env!("CARGO_CRATE_NAME").as_bytes(), b"fuse_ring");
+
 /// A mounted disk; its directory is removed at the end.
 struct Mounted {
     mount: Option<Mount>,
@@ -25,9 +33,21 @@ struct Mounted {
     disk: Arc<LocalDevice>,
     /// The store behind the disk.
     store: File,
+    _offer: Option<Offer>,
 }
 
 fn mount(name: &str, bytes: u64, options: FuseOptions) -> Option<Mounted> {
+    let offer = if BY_RING {
+        match Offer::take() {
+            Ok(offer) => Some(offer),
+            Err(error) => {
+                skipped::because(format_args!("FUSE by io_uring cannot be offered here: {error}"));
+                return None;
+            }
+        }
+    } else {
+        None
+    };
     let dir = std::env::temp_dir().join(format!("bowline-{name}-{}", std::process::id()));
     std::fs::create_dir(&dir).expect("a directory");
     let path = dir.with_extension("store");
@@ -41,7 +61,8 @@ fn mount(name: &str, bytes: u64, options: FuseOptions) -> Option<Mounted> {
     match fuse::mount(disk.clone(), &dir, "disk.img", options) {
         Ok(mount) => {
             let file = dir.join("disk.img");
-            Some(Mounted { mount: Some(mount), dir, file, disk, store: same })
+            assert!(!BY_RING || offer::is_used(), "nobody serves a ring");
+            Some(Mounted { mount: Some(mount), dir, file, disk, store: same, _offer: offer })
         }
         Err(error) => {
             skipped::without_fuse(error);
@@ -181,7 +202,19 @@ fn a_file_system_is_made_and_checked_on_it() {
 
 #[test]
 fn dd_and_fio_verify_what_they_write() {
-    let Some(mounted) = mount("fio", 64 << 20, FuseOptions::default()) else { return };
+    verify_with_dd_and_fio("fio", 1);
+}
+
+#[test]
+fn several_threads_answer_what_several_programs_write() {
+    verify_with_dd_and_fio("threads", 3);
+}
+
+/// Checks what programs write, one for each of `threads`, which answer them.
+fn verify_with_dd_and_fio(name: &str, threads: usize) {
+    let mut options = FuseOptions::default();
+    options.threads = threads;
+    let Some(mounted) = mount(name, 64 << 20, options) else { return };
     let file = mounted.file.display().to_string();
     let of = format!("of={file}");
     let (code, text) =
@@ -198,7 +231,10 @@ fn dd_and_fio_verify_what_they_write() {
                 "--direct=1",
                 "--rw=randrw",
                 "--bssplit=512/20:4k/50:64k/20:512k/10",
-                "--size=24m",
+                // The programs share the file, each its own part of it.
+                &format!("--numjobs={threads}"),
+                &format!("--size={}m", 48 / (threads + 1)),
+                &format!("--offset_increment={}m", 48 / (threads + 1)),
                 "--iodepth=16",
                 "--verify=crc32c",
                 "--verify_state_save=0",

@@ -13,20 +13,20 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use bowline_block::backend::{self, Backend, BackendDone, BackendIo, BackendSpec};
+use bowline_block::backend::{self, Backend, BackendDone, BackendIo, BackendResult, BackendSpec};
 use bowline_block::front::vhost_user::{self, VhostUserOptions, VhostUserServer};
-use bowline_block::{IoOp, Limits, LocalDevice};
+use bowline_block::{Errno, IoOp, Limits, LocalDevice};
 use bowline_verbs::Buffer;
 use guest::{
-    DATA, DISCARD, Desc, F_EVENT_IDX, F_FLUSH, F_RO, FLUSH, GET_ID, Guest, IN, INDIRECT, Memory,
-    NEXT, OUT, WRITE, WRITE_ZEROES,
+    DATA, DISCARD, Desc, DirtyLog, F_EVENT_IDX, F_FLUSH, F_LOG_ALL, F_RO, FLUSH, GET_ID, Guest, IN,
+    INDIRECT, Memory, NEXT, OUT, WRITE, WRITE_ZEROES, pages,
 };
 use rustix::event::EventfdFlags;
 use rustix::fs::SealFlags;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
-use vhost::VhostBackend;
 use vhost::vhost_user::VhostUserFrontend;
-use vhost::vhost_user::message::VhostUserInflight;
+use vhost::vhost_user::message::{VhostUserHeaderFlag, VhostUserInflight};
+use vhost::{VhostBackend, VhostUserMemoryRegionInfo};
 
 /// A server at a socket of its own.
 struct Served {
@@ -221,6 +221,336 @@ fn a_machine_learns_of_another_size() {
     std::fs::remove_file(path).unwrap();
 }
 
+/// Where the first used ring is for the log, which need not be memory of the guest.
+const USED_LOG: u64 = 0x10_0000;
+
+#[test]
+fn every_page_that_is_written_is_logged_and_no_other() {
+    // tests [NB-66]
+    let served = plain("vhost-log");
+    let memory = Memory::new();
+    let log = DirtyLog::new();
+    for without in [0, F_EVENT_IDX] {
+        memory.put(guest::GUEST, &[0; 128 << 10]);
+        let mut guest = Guest::connect(&served.path, &memory, without);
+        guest.share();
+        guest.add_queue(1024);
+        assert_eq!(guest.run(IN, 0, &[(DATA, 4096)]), 0);
+        guest.set_log(&log);
+        assert_eq!(guest.run(IN, 0, &[(DATA, 4096)]), 0);
+        assert_eq!(log.take(), [0; 0], "not yet");
+        guest.log_writes(Some(USED_LOG));
+        let call = vmm_sys_util::eventfd::EventFd::new(0).unwrap();
+        guest.front.set_log_fd(call.as_raw_fd()).unwrap();
+        guest.config();
+        log.take();
+        let status = pages(guest.queues[0].header(0) + 16, 1);
+        // The index and the first elements; the event index is behind all elements.
+        let mut used = pages(USED_LOG, 100);
+        if without == 0 {
+            used.extend(pages(USED_LOG + 4 + 8 * 1024, 2));
+        }
+        let check = |guest: &mut Guest, kind: u32, pieces: &[(u64, u32)], written: bool| {
+            assert_eq!(guest.run(kind, 0, pieces), 0);
+            // The answer shows that the thread has done all that the request asked of it.
+            guest.config();
+            assert!(call.read().is_ok(), "the machine is notified");
+            let marked = log.take();
+            let pieces = pieces.iter().filter(|_| written);
+            let mut data: Vec<_> =
+                pieces.flat_map(|(at, len)| pages(*at, u64::from(*len))).collect();
+            data.extend(status.iter().chain(&used));
+            data.sort_unstable();
+            data.dedup();
+            assert_eq!(marked, data, "{kind} {without:x}");
+        };
+        check(&mut guest, IN, &[(DATA, 4096)], true);
+        check(&mut guest, IN, &[(DATA + 4096 * 7 + 512, 1 << 20)], true);
+        check(&mut guest, OUT, &[(DATA, 4096)], false);
+        check(&mut guest, FLUSH, &[], false);
+        check(&mut guest, GET_ID, &[(DATA + 4090, 20)], true);
+        // Copied, since the pieces are many and short, or not whole blocks.
+        let short: Vec<_> = (0..16).map(|at| (DATA + at * 16_384, 1024)).collect();
+        check(&mut guest, IN, &short, true);
+        check(&mut guest, IN, &[(DATA + 4000, 100), (DATA + 65_536, 412)], true);
+        // Of a read that fails nothing is known; its status is written.
+        assert_eq!(guest.run(IN, u64::MAX, &[(DATA, 512)]), 1);
+        assert!(log.take().contains(&status[0]));
+
+        guest.log_writes(None);
+        log.take();
+        assert_eq!(guest.run(IN, 0, &[(DATA, 4096)]), 0);
+        guest.config();
+        assert_eq!(log.take(), [0; 0], "no longer");
+    }
+    assert_eq!(*served.reports.lock().unwrap(), [""; 0]);
+}
+
+#[test]
+fn requests_are_logged_where_writes_are_logged_when_they_end() {
+    // tests [NB-66]
+    let (before, log, other) = (DirtyLog::new(), DirtyLog::new(), DirtyLog::new());
+    let store = Held::new();
+    let disk = LocalDevice::new("disk", Arc::clone(&store) as _);
+    let served = serve("vhost-log-ends", disk, VhostUserOptions::default());
+    let memory = Memory::new();
+    let mut guest = Guest::start(&served.path, &memory, 0);
+    let at = |head: u16| DATA + u64::from(head) * 4096;
+    for (count, head) in [(1, 0), (2, 4), (3, 8)] {
+        guest.queues[0].prepare(head, IN, 0, &[(at(head), 4096)]);
+        guest.queues[0].give(&[head]);
+        until("it is in flight", || store.count() == count);
+    }
+    guest.set_log(&before);
+    guest.set_log(&log);
+    guest.log_writes(Some(USED_LOG));
+    store.let_one_go(0);
+    assert_eq!(guest.queues[0].wait().0, 0);
+    assert!(log.take().contains(&pages(at(0), 1)[0]));
+    guest.set_log(&other);
+    store.let_one_go(0);
+    assert_eq!(guest.queues[0].wait().0, 4);
+    let marked = other.take();
+    assert!(marked.contains(&pages(at(4), 1)[0]) && !marked.contains(&pages(at(0), 1)[0]));
+    guest.log_writes(None);
+    store.let_one_go(0);
+    assert_eq!(guest.queues[0].wait().0, 8);
+    guest.config();
+    for log in [before, log, other] {
+        assert_eq!(log.take(), [0; 0]);
+    }
+}
+
+#[test]
+fn a_copy_of_memory_that_follows_the_log_is_the_memory() {
+    // tests [NB-66]
+    let served = plain("vhost-log-copy");
+    let memory = Memory::new();
+    let log = DirtyLog::new();
+    let mut guest = Guest::connect(&served.path, &memory, 0);
+    guest.share();
+    for _ in 0..4 {
+        guest.add_queue(16);
+    }
+    guest.set_log(&log);
+    guest.log_writes(Some(guest.queues[0].used()));
+    let all = [7_u8, 8].map(|byte| vec![byte; 1 << 20]);
+    let running = std::sync::atomic::AtomicBool::new(true);
+    let mut copy = memory.get(DATA, guest::BYTES / 2);
+    let follow = |copy: &mut Vec<u8>| {
+        for page in log.take() {
+            if let Some(at) = (page * 4096).checked_sub(DATA) {
+                copy[at as usize..][..4096].copy_from_slice(&memory.get(DATA + at, 4096));
+            }
+        }
+    };
+    std::thread::scope(|threads| {
+        let queues: Vec<_> = guest.queues.iter_mut().enumerate().collect();
+        let mut users = Vec::new();
+        for (index, queue) in queues {
+            let (all, memory) = (&all, &memory);
+            users.push(threads.spawn(move || {
+                let base = DATA + index as u64 * (8 << 20);
+                let sector = index as u64 * 8192;
+                for round in 0..60_u64 {
+                    let bytes = &all[round as usize % 2];
+                    memory.put(base + (7 << 20), bytes);
+                    assert_eq!(queue.run(OUT, sector, &[(base + (7 << 20), 1 << 20)]), 0);
+                    let at = base + round % 16 * 4096;
+                    let pieces: [&[(u64, u32)]; 2] =
+                        [&[(at, 512 << 10)], &[(at, 100), (at + 8192, 412)]];
+                    let pieces = pieces[usize::from(round % 3 == 0)];
+                    assert_eq!(queue.run(IN, sector, pieces), 0);
+                }
+            }));
+        }
+        let running = &running;
+        threads.spawn(move || {
+            users.into_iter().for_each(|user| user.join().unwrap());
+            running.store(false, SeqCst);
+        });
+        while running.load(SeqCst) {
+            follow(&mut copy);
+        }
+    });
+    for index in 0..4 {
+        guest.front.get_vring_base(index).unwrap();
+    }
+    follow(&mut copy);
+    for queue in 0..4 {
+        let at = queue * (8 << 20);
+        let same = copy[at..at + (7 << 20)] == memory.get(DATA + at as u64, 7 << 20);
+        assert!(same, "memory of queue {queue}");
+    }
+}
+
+#[test]
+fn a_log_that_does_not_hold_what_is_written_ends_its_connection_only() {
+    // tests [NB-66]
+    let served = plain("vhost-log-hostile");
+    let memory = Memory::new();
+    let other_memory = Memory::new();
+    let mut other = Guest::start(&served.path, &other_memory, 0);
+    let log = DirtyLog::new();
+    let end = (DirtyLog::LEN * 8 * 4096) as u64;
+    type Step<'a> = (&'a str, &'a dyn Fn(&mut Guest));
+    let short = || {
+        let mut region = log.region();
+        region.mmap_size -= 8;
+        region
+    };
+    let all_is_logged = |guest: &mut Guest| {
+        // Fails when the connection ends first.
+        _ = guest.front.set_features(guest.features | F_LOG_ALL);
+    };
+    let steps: [Step<'_>; 5] = [
+        ("a log shorter than memory", &|guest| {
+            guest.front.set_log_base(0, Some(short())).unwrap();
+            all_is_logged(guest);
+        }),
+        ("a log that becomes shorter", &|guest| {
+            guest.set_log(&log);
+            all_is_logged(guest);
+            _ = guest.front.set_log_base(0, Some(short()));
+        }),
+        ("a log outside of its file", &|guest| {
+            let mut region = log.region();
+            region.mmap_size = u64::MAX;
+            _ = guest.front.set_log_base(0, Some(region));
+        }),
+        ("a used ring behind the log", &|guest| {
+            guest.set_log(&log);
+            let mut addresses = guest.queues[0].addresses();
+            (addresses.flags, addresses.log_addr) = (1, Some(end - 8));
+            _ = guest.front.set_vring_addr(0, &addresses);
+        }),
+        ("a used ring at the end of all addresses", &|guest| {
+            guest.set_log(&log);
+            let mut addresses = guest.queues[0].addresses();
+            (addresses.flags, addresses.log_addr) = (1, Some(u64::MAX - 1));
+            _ = guest.front.set_vring_addr(0, &addresses);
+        }),
+    ];
+    for (what, step) in steps {
+        memory.put(guest::GUEST, &[0; 128 << 10]);
+        let mut guest = Guest::start(&served.path, &memory, 0);
+        assert_eq!(guest.run(IN, 0, &[(DATA, 512)]), 0);
+        step(&mut guest);
+        assert!(guest.front.get_features().is_err(), "{what}");
+        assert_eq!(other.run(IN, 0, &[(DATA, 512)]), 0, "{what}");
+    }
+    let sealed = guest::memory(1 << 20, SealFlags::SHRINK);
+    let unsealed = guest::memory(1 << 20, SealFlags::empty());
+    let all: [(u32, Vec<u8>, &[&File]); 5] = [
+        (6, words(&[1 << 20, 0]), &[]),
+        (6, words(&[1 << 20, 0]), &[&unsealed]),
+        (6, words(&[1 << 20, 4]), &[&sealed]),
+        (6, words(&[0]), &[&sealed]),
+        (7, vec![], &[&sealed]),
+    ];
+    for (request, body, fds) in all {
+        assert_eq!(raw(&served, request, &body, fds), [0; 0], "{request} {body:?}");
+    }
+    assert_eq!(other.run(IN, 0, &[(DATA, 512)]), 0);
+}
+
+/// Memory that is plugged in, and its address in the guest.
+fn plugged(at: u64, len: u64, file: &File) -> VhostUserMemoryRegionInfo {
+    VhostUserMemoryRegionInfo {
+        guest_phys_addr: at,
+        memory_size: len,
+        userspace_addr: at + (1 << 40),
+        mmap_offset: 0,
+        mmap_handle: file.as_raw_fd(),
+    }
+}
+
+#[test]
+fn memory_is_plugged_in_and_pulled_out_once_nothing_uses_it() {
+    // tests [NB-66]
+    let store = Held::new();
+    let disk = LocalDevice::new("disk", Arc::clone(&store) as _);
+    let served = serve("vhost-slots", disk, VhostUserOptions::default());
+    let memory = Memory::new();
+    let mut guest = Guest::connect(&served.path, &memory, 0);
+    assert_eq!(guest.front.get_max_mem_slots().unwrap(), 509);
+    guest.front.add_mem_region(&memory.region()).unwrap();
+    guest.add_queue(128);
+    let (at, len) = (guest::GUEST * 4, 2 << 20);
+    let file = guest::memory(len as usize, SealFlags::SHRINK);
+    let module = plugged(at, len, &file);
+    let bytes = Buffer::from_memfd(&file).unwrap();
+    bytes.write(4096, &[7; 4096]);
+    // Each is acknowledged from now on.
+    guest.front.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
+    for round in 0..3 {
+        guest.front.add_mem_region(&module).unwrap();
+        // A request to it and two to other memory, of which one ends late.
+        let all: [(u16, u32, u64); 3] = [(0, OUT, at + 4096), (4, IN, DATA), (8, OUT, DATA)];
+        for (count, (head, kind, data)) in (1..).zip(all) {
+            guest.queues[0].prepare(head, kind, u64::from(head), &[(data, 4096)]);
+            guest.queues[0].give(&[head]);
+            until("it is in flight", || store.count() == count);
+        }
+        assert_eq!(store.memory.load(SeqCst), guest::BYTES, "registered, not copied");
+        let mut front = guest.front.clone();
+        let remove = module;
+        let removal = std::thread::spawn(move || front.remove_mem_region(&remove).unwrap());
+        store.let_one_go(1);
+        assert_eq!(guest.queues[0].wait().0, 4);
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(!removal.is_finished(), "it is in use: {round}");
+        store.let_one_go(0);
+        removal.join().unwrap();
+        // Who is acknowledged finds the request answered.
+        assert_eq!((guest.queues[0].wait().0, guest.queues[0].status(0)), (0, 0));
+        store.let_one_go(0);
+        assert_eq!(guest.queues[0].wait().0, 8);
+        guest.queues[0].prepare(0, IN, 0, &[(at, 512)]);
+        guest.queues[0].give(&[0]);
+        assert_eq!((guest.queues[0].wait().0, guest.queues[0].status(0)), (0, 1), "it is gone");
+    }
+    store.let_go();
+    assert_eq!(guest.run(IN, 0, &[(DATA, 4096)]), 0);
+    assert_eq!(memory.get(DATA, 4096), [7; 4096]);
+    assert_eq!(*served.reports.lock().unwrap(), [""; 0]);
+}
+
+#[test]
+fn a_request_spans_memory_that_was_plugged_in_one_by_one() {
+    // tests [NB-66]
+    let served = plain("vhost-spans");
+    let memory = Memory::new();
+    let mut guest = Guest::start(&served.path, &memory, 0);
+    let file = guest::memory(509 << 12, SealFlags::SHRINK);
+    let bytes = Buffer::from_memfd(&file).unwrap();
+    // In the guest, pages are in another order than in their file.
+    let at = |page: u64| guest::GUEST * 4 + page * 4096;
+    let page = |page: u64| {
+        let user = VhostUserMemoryRegionInfo {
+            mmap_offset: page * 7 % 509 * 4096,
+            ..plugged(at(page), 4096, &file)
+        };
+        bytes.write(user.mmap_offset as usize, &[page as u8; 4096]);
+        user
+    };
+    // Each is acknowledged.
+    guest.front.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
+    for index in (0..508).rev() {
+        guest.front.add_mem_region(&page(index)).unwrap();
+    }
+    assert_eq!(guest.run(OUT, 0, &[(at(0), 508 << 12)]), 0);
+    assert_eq!(guest.run(IN, 0, &[(DATA, 508 << 12)]), 0);
+    let read = memory.get(DATA, 508 << 12);
+    assert!(read.chunks(4096).enumerate().all(|(index, page)| page == [index as u8; 4096]));
+    guest.front.remove_mem_region(&page(100)).unwrap();
+    assert_eq!(guest.run(OUT, 0, &[(at(0), 508 << 12)]), 1);
+    assert_eq!(guest.run(OUT, 0, &[(at(101), 64 << 12)]), 0);
+    guest.front.add_mem_region(&page(100)).unwrap();
+    assert_eq!(guest.run(OUT, 0, &[(at(0), 508 << 12)]), 0);
+    guest.front.add_mem_region(&page(508)).unwrap_err();
+}
+
 /// What a guest breaks the rules of its ring with.
 type Mischief = fn(&mut guest::Queue);
 
@@ -296,6 +626,20 @@ fn a_guest_that_breaks_its_ring_loses_this_ring_only() {
         assert_eq!(guest.queues[0].used_index(), 1, "{what}");
     }
     assert!(served.reports.lock().unwrap()[0].starts_with("queue 0 is stopped: its guest put"));
+}
+
+#[test]
+fn a_machine_that_names_its_error_descriptor_late_learns_that_a_ring_is_broken() {
+    // tests [NB-66]
+    let served = plain("vhost-late");
+    let memory = Memory::new();
+    let guest = Guest::start(&served.path, &memory, 0);
+    guest.queues[0].give_index(200);
+    until("it is reported", || !served.reports.lock().unwrap().is_empty());
+    let flags = EventfdFlags::NONBLOCK.bits() as i32;
+    let error = vmm_sys_util::eventfd::EventFd::new(flags).unwrap();
+    guest.front.set_vring_err(0, &error).unwrap();
+    until("it is signalled", || error.read().is_ok());
 }
 
 #[test]
@@ -377,8 +721,21 @@ fn a_machine_that_breaks_the_protocol_is_disconnected_and_others_work_on() {
     let null = File::options().read(true).write(true).open("/dev/null").unwrap();
     let region = |guest, len, user, offset| words(&[1, guest, len, user, offset]);
     let whole = region(0, 1 << 20, 0, 0);
-    let all: [(u32, Vec<u8>, &[&File]); 26] = [
+    let slot = |guest, len, user, offset| words(&[0, guest, len, user, offset]);
+    let all: [(u32, Vec<u8>, &[&File]); 38] = [
         (99, vec![], &[]),
+        (37, slot(0, 1 << 20, 0, 0), &[]),
+        (37, slot(0, 1 << 20, 0, 0), &[&sealed, &sealed]),
+        (37, slot(0, 1 << 20, 0, 0), &[&unsealed]),
+        (37, slot(0, 0, 0, 0), &[&sealed]),
+        (37, slot(0, 1 << 20, 0, 4096), &[&sealed]),
+        (37, slot(u64::MAX, 4096, 0, 0), &[&sealed]),
+        (37, slot(0, 4096, u64::MAX, 0), &[&sealed]),
+        (37, slot(0, 4096, 0, u64::MAX), &[&sealed]),
+        (37, words(&[0, 0, 4096, 0]), &[&sealed]),
+        (38, slot(0, 1 << 20, 0, 0), &[]),
+        (5, words(&[2, 0, 8192, 0, 0, 4096, 8192, 8192, 8192]), &[&sealed, &sealed]),
+        (36, vec![0], &[]),
         (1, vec![0], &[]),
         (5, whole.clone(), &[]),
         (5, whole.clone(), &[&sealed, &sealed]),
@@ -466,6 +823,8 @@ struct Held {
     held: Mutex<Option<Vec<HeldIo>>>,
     writes: AtomicUsize,
     flushes: AtomicUsize,
+    /// Where on the disk the writes were, in the order in which they came.
+    offsets: Mutex<Vec<u64>>,
     /// Bytes of the memory that the data of the last write was in.
     memory: AtomicUsize,
 }
@@ -474,7 +833,8 @@ impl Held {
     fn new() -> Arc<Self> {
         let held = Mutex::new(Some(Vec::new()));
         let [writes, flushes, memory] = Default::default();
-        Arc::new(Self { store: self::memory(16 << 20), held, writes, flushes, memory })
+        let (store, offsets) = (self::memory(16 << 20), Mutex::default());
+        Arc::new(Self { store, held, writes, flushes, offsets, memory })
     }
 
     fn count(&self) -> usize {
@@ -484,6 +844,12 @@ impl Held {
     fn let_one_go(&self, index: usize) {
         let (io, done) = self.held.lock().unwrap().as_mut().expect("held").remove(index);
         self.store.submit(&mut vec![io], &done);
+    }
+
+    /// Has a request fail.
+    fn fail_one(&self, index: usize) {
+        let (io, done) = self.held.lock().unwrap().as_mut().expect("held").remove(index);
+        done.done(&[BackendResult::new(io.token, Err(Errno::EIO))]);
     }
 
     fn let_go(&self) {
@@ -502,6 +868,8 @@ impl Backend for Held {
         let count = |op| io.iter().filter(|io| io.op == op).count();
         self.writes.fetch_add(count(IoOp::Write), SeqCst);
         self.flushes.fetch_add(count(IoOp::Flush), SeqCst);
+        let writes = io.iter().filter(|io| io.op == IoOp::Write);
+        self.offsets.lock().unwrap().extend(writes.map(|io| io.offset));
         for mem in io.iter().filter_map(|io| io.mem.as_ref()) {
             self.memory.store(mem.buffer.len(), SeqCst);
         }
@@ -616,6 +984,90 @@ fn what_was_done_out_of_order_is_not_done_again_and_what_was_not_is() {
     store.let_go();
     assert_eq!(guest.queues[0].wait().0, 0);
     assert_eq!((guest.queues[0].used_index(), store.writes.load(SeqCst)), (2, 3));
+}
+
+#[test]
+fn requests_are_done_again_in_the_order_in_which_they_were_taken() {
+    // tests [NB-66]
+    let store = Held::new();
+    let disk = LocalDevice::new("disk", Arc::clone(&store) as _);
+    let served = serve("vhost-taken", disk, VhostUserOptions::default());
+    let memory = Memory::new();
+    let mut guest = Guest::connect(&served.path, &memory, 0);
+    guest.share();
+    let kept = guest.keep(16);
+    guest.add_queue_at(16, u16::MAX - 1);
+    // Neither the order of their slots nor that of their places on the disk.
+    let heads = [8, 0, 12, 4];
+    for (count, head) in (1..).zip(heads) {
+        guest.queues[0].prepare(head, OUT, u64::from(head ^ 4), &[(DATA, 512)]);
+        guest.queues[0].give(&[head]);
+        until("it is in flight", || store.count() == count);
+    }
+    let offsets = heads.map(|head| u64::from(head ^ 4) * 512);
+    assert_eq!(*store.offsets.lock().unwrap(), offsets);
+    let queue = guest.queues.remove(0);
+    drop(guest);
+    store.offsets.lock().unwrap().clear();
+    let mut guest = Guest::connect(&served.path, &memory, 0);
+    guest.share();
+    guest.continue_with(&kept);
+    guest.resume(queue);
+    store.let_go();
+    for _ in heads {
+        let head = guest.queues[0].wait().0;
+        assert_eq!(guest.queues[0].status(head), 0);
+    }
+    assert_eq!(*store.offsets.lock().unwrap(), offsets);
+    assert_eq!((guest.queues[0].used_index(), guest.queues[0].take_used()), (2, None));
+}
+
+#[test]
+fn a_machine_that_is_detached_sees_what_ends_well_and_nothing_that_fails() {
+    // tests [NB-66]
+    let store = Held::new();
+    let disk = LocalDevice::new("disk", Arc::clone(&store) as _);
+    let served = serve("vhost-detached", disk, VhostUserOptions::default());
+    let memory = Memory::new();
+    let mut guest = Guest::connect(&served.path, &memory, 0);
+    guest.share();
+    let kept = guest.keep(16);
+    guest.add_queue(16);
+    for (count, head) in (1..).zip([0, 4, 8]) {
+        guest.queues[0].prepare(head, OUT, u64::from(head), &[(DATA, 512)]);
+        guest.queues[0].give(&[head]);
+        until("it is in flight", || store.count() == count);
+    }
+    served.server.detach();
+    guest.queues[0].prepare(12, IN, 0, &[(DATA, 512)]);
+    guest.queues[0].give(&[12]);
+    store.let_one_go(1);
+    assert_eq!(guest.queues[0].wait().0, 4);
+    store.fail_one(0);
+    assert_eq!(served.server.connections(), 1, "one is in flight still");
+    store.fail_one(0);
+    until("it is disconnected", || guest.front.get_features().is_err());
+    let status = |guest: &Guest| [0, 4, 8, 12].map(|head| guest.queues[0].status(head));
+    assert_eq!((guest.queues[0].used_index(), status(&guest)), (1, [0xff, 0, 0xff, 0xff]));
+    // Nobody is let in, also after a command has asked for that.
+    served.server.enable();
+    let mut late = UnixStream::connect(&served.path).unwrap();
+    assert!(matches!(late.read(&mut [0]), Ok(0) | Err(_)));
+    let queue = guest.queues.remove(0);
+    drop(served);
+
+    store.let_go();
+    let disk = LocalDevice::new("disk", Arc::clone(&store) as _);
+    let served = serve("vhost-detached", disk, VhostUserOptions::default());
+    let mut guest = Guest::connect(&served.path, &memory, 0);
+    guest.share();
+    guest.continue_with(&kept);
+    guest.resume(queue);
+    for _ in 0..3 {
+        guest.queues[0].wait();
+    }
+    assert_eq!((guest.queues[0].used_index(), status(&guest)), (4, [0; 4]));
+    assert_eq!(store.writes.load(SeqCst), 5);
 }
 
 #[test]

@@ -29,7 +29,7 @@ use std::{
 
 use rustix::{
     event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll},
-    net::{Shutdown, shutdown},
+    net::{Shutdown, shutdown, sockopt::socket_peercred},
 };
 
 /// How long a client may be idle before it is disconnected for one that waits.
@@ -67,6 +67,7 @@ struct Shared {
     limits: ConnectionLimits,
     wake: OwnedFd,
     stop: AtomicBool,
+    finishing: AtomicBool,
     connections: Mutex<Connections>,
 }
 
@@ -110,6 +111,7 @@ impl Acceptor {
             limits,
             wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             stop: AtomicBool::new(false),
+            finishing: AtomicBool::new(false),
             connections: Mutex::default(),
         });
         let thread_shared = Arc::clone(&shared);
@@ -136,6 +138,26 @@ impl Acceptor {
         if let Some(thread) = self.thread.take() {
             // A panic of the thread was printed when it happened.
             let _ = thread.join();
+        }
+    }
+
+    /// Returns the processes of the clients that have not hung up.
+    pub fn peers(&self) -> Vec<u32> {
+        let connections = self.shared.lock();
+        let active = connections.all.values().filter(|entry| !entry.lingers);
+        let peers = active.filter_map(|entry| socket_peercred(&entry.socket).ok());
+        peers.filter_map(|peer| u32::try_from(peer.pid.as_raw_nonzero().get()).ok()).collect()
+    }
+
+    /// Takes no more clients, and nothing more from those there are: their connections end once
+    /// what they have sent is answered, see [`ClientConnection::is_finishing`].
+    pub fn finish_all(&mut self) {
+        // Release: who reads the end of a client's stream sees it.
+        self.shared.finishing.store(true, Ordering::Release);
+        self.close();
+        for entry in self.shared.lock().all.values() {
+            // An error means that the client has closed it already.
+            let _ = shutdown(&entry.socket, Shutdown::Read);
         }
     }
 
@@ -289,6 +311,12 @@ impl ClientConnection {
     /// Returns the socket.
     pub fn socket(&self) -> &UnixStream {
         &self.socket
+    }
+
+    /// Tells whether the end of the client's stream is the server's doing, which wants to answer
+    /// what came before.
+    pub fn is_finishing(&self) -> bool {
+        self.shared.finishing.load(Ordering::Acquire)
     }
 
     /// Sets the handler of the client, which from now on is not disconnected for being idle.

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-pub use stamp::stamp;
+pub use stamp::{stamp, utc};
 pub use writer::{Duty, begin};
 
 /// Prints a line on standard output.

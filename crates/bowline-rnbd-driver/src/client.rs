@@ -28,7 +28,7 @@ use bowline_rtrs_driver::{Engine, HbConfig, PORT, Policy};
 use bowline_wire::rnbd::Access;
 
 use crate::error::Error;
-use crate::tree::{self, DiskInfo, DiskState, MapPath, MapSpec, Traffic};
+use crate::tree::{self, DiskInfo, DiskState, MapPath, MapSpec, Queue, Traffic};
 use link::Link;
 
 pub use bowline_rnbd::client::DiskStats;
@@ -430,6 +430,8 @@ impl tree::Disks for Client {
         all.filter_map(|disk| {
             let info = disk.info()?;
             let stats = info.stats;
+            let in_flight = u64::from(info.in_flight);
+            let waiting = info.waiting as u64;
             Some(DiskInfo {
                 name: disk.local_name().to_owned(),
                 mapping_path: info.mapping_path,
@@ -448,11 +450,15 @@ impl tree::Disks for Client {
                     read_bytes: stats.read_bytes,
                     writes: stats.writes,
                     write_bytes: stats.written_bytes,
-                    inflight: u64::from(info.in_flight) + info.waiting as u64,
+                    inflight: in_flight + waiting,
                     discards: stats.discards,
                     discard_bytes: stats.discarded_bytes,
                     flushes: stats.flushes,
                 },
+                failures: info.failures,
+                queue: Queue { in_flight, waiting },
+                read_latencies: info.read_latencies,
+                write_latencies: info.write_latencies,
             })
         })
         .collect()

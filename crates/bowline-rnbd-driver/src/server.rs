@@ -27,7 +27,7 @@ use bowline_block::backend::{Backend, BackendDone, BackendIo, BackendResult};
 use bowline_rnbd::server::{
     Act, CheckedIo, ClientEv, Core, CoreLimits, ExportId, OpenId, OpenInfo, SessKey, Ticket,
 };
-use bowline_rnbd::{Errno, IoOp, Limits};
+use bowline_rnbd::{Errno, Failures, IoOp, Limits};
 use bowline_rtrs::{MemRef, RegionId};
 use bowline_rtrs_driver::Engine;
 use bowline_rtrs_driver::server::{
@@ -212,6 +212,14 @@ impl ExportServer {
     /// and closes. At most 256 events are kept; the number is that of older ones that were dropped.
     pub fn take_client_events(&self) -> (Vec<ClientEv>, u64) {
         self.dispatcher.lock().core.take_events()
+    }
+
+    /// Returns the exports whose storage has failed requests, also those that are closed by now:
+    /// the name in the control tree, and what failed. The last 1024 of them are remembered.
+    pub fn failures(&self) -> Vec<(Arc<str>, Failures)> {
+        let state = self.dispatcher.lock();
+        let failed = state.table.failed();
+        failed.map(|failed| (Arc::clone(&failed.label), failed.failures)).collect()
     }
 
     /// Closes a device by force: IO of its client fails from now on [NB-21].
@@ -602,6 +610,9 @@ impl Dispatcher {
             let errno = -i32::from(status_of_errno(magnitude));
             if errno == 0 {
                 state.table.count(op.export, op.kind, op.len);
+            } else {
+                let why = Errno(i32::from(magnitude));
+                state.table.fail(op.export, op.kind, why);
             }
             answers[count] = Some((op.op, errno, from));
             count += 1;
@@ -733,12 +744,13 @@ impl tree::Exports for ExportServer {
                     bytes: backend.limits().bytes,
                     read_only,
                     traffic: Traffic::default(),
+                    failures: state.table.failures(identity),
                     opens: Vec::new(),
                 });
             }
         }
         let opens = state.core.opens();
-        for (id, export, traffic) in state.table.iter() {
+        for (id, export, traffic, failures) in state.table.iter() {
             let limits = self.dispatcher.limits(&*export.backend, export.read_only);
             let its_opens = opens.iter().filter(|open| open.export == id);
             let inflight: u32 = its_opens.clone().map(|open| open.in_flight).sum();
@@ -752,6 +764,7 @@ impl tree::Exports for ExportServer {
                 bytes: limits.bytes,
                 read_only: limits.read_only,
                 traffic: Traffic { inflight: inflight.into(), ..*traffic },
+                failures,
                 opens: opens.collect(),
             });
         }
@@ -761,7 +774,7 @@ impl tree::Exports for ExportServer {
 
     fn force_close(&self, export: &str, session: &str) -> Result<(), Errno> {
         let mut state = self.dispatcher.lock();
-        let id = state.table.iter().find(|(_, open, _)| &*open.label == export);
+        let id = state.table.iter().find(|(_, open, ..)| &*open.label == export);
         let id = id.map(|(id, ..)| id).ok_or(Errno::ENOENT)?;
         let opens = state.core.opens();
         let open = opens.iter().find(|open| open.export == id && open.session_name == session);

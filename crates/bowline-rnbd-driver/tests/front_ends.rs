@@ -108,6 +108,10 @@ fn an_image_goes_there_and_back_over_nbd() {
             std::fs::read(&from).expect("image") == std::fs::read(&back).expect("copy"),
             "the image came back"
         );
+        // RNBD does not say which ranges the server has allocated.
+        let map = run("nbdinfo", &["--map", &uri]).expect("it comes with nbdcopy");
+        let extent: Vec<_> = map.split_whitespace().take(3).collect();
+        assert_eq!(extent, ["0", &BYTES.to_string(), "0"], "{map}");
         run("qemu-img", &["compare", "-f", "raw", "-F", "raw", &text_from, &uri]);
     }
     run(

@@ -28,7 +28,7 @@ use std::time::Duration;
 use bowline_base::Instant;
 use bowline_wire::rnbd::{self as wire, Access, NAME_MAX, OpenRsp, SESS_INFO_LEN, VERSION_MAJOR};
 
-use crate::{Errno, IoOp, Limits, SessionLimits};
+use crate::{Errno, Failures, IoOp, Limits, SessionLimits};
 use device::{Closed, Device, Open, OpenInFlight, OpenKind, Phase, Reopen, ReopenFor, Unmapping};
 use queue::Queue;
 use quiesce::Quiesce;
@@ -204,8 +204,8 @@ impl<D> Core<D> {
         for fragment in fragments.into_iter().flatten() {
             self.queue.waiting -= 1;
             self.queue.unreserve_slot(&fragment);
-            let stats = self.devices[dev.index as usize].as_mut().map(|device| &mut device.stats);
-            self.queue.finish(fragment.parent, errno.neg(), stats);
+            let seen = self.devices[dev.index as usize].as_mut().map(|device| &mut device.seen);
+            self.queue.finish(fragment.parent, errno.neg(), seen);
         }
     }
 
@@ -363,6 +363,7 @@ impl<D> Core<D> {
     /// server that does not know the flag silently deallocates them [NB-57]. Without
     /// [`Core::set_zeroes`] such requests fail with `EOPNOTSUPP`.
     pub fn submit(&mut self, now: Instant, dev: DevId, mut request: DiskRequest<D>) {
+        self.queue.now = now;
         let Some(device) = device_in(&mut self.devices, dev) else {
             self.queue.refuse(request.done, Errno::EIO.neg(), None);
             return;
@@ -385,8 +386,8 @@ impl<D> Core<D> {
                 device.waiting.push_back(self.queue.admit(request, timeout));
                 self.queue.waiting += 1;
             }
-            Ok(false) => self.queue.refuse(request.done, 0, Some(&mut device.stats)),
-            Err(errno) => self.queue.refuse(request.done, errno.neg(), Some(&mut device.stats)),
+            Ok(false) => self.queue.refuse(request.done, 0, Some(&mut device.seen)),
+            Err(errno) => self.queue.refuse(request.done, errno.neg(), Some(&mut device.seen)),
         }
     }
 
@@ -407,6 +408,12 @@ impl<D> Core<D> {
 
     /// Handles the answer to an IO message: `errno` is 0 or negative.
     pub fn io_answer(&mut self, now: Instant, slot: u16, errno: i32) {
+        self.io_ended(now, slot, errno, true);
+    }
+
+    /// Handles the end of an IO message: by the server's answer, or unsent.
+    fn io_ended(&mut self, now: Instant, slot: u16, errno: i32, is_answer: bool) {
+        self.queue.now = now;
         let Some((index, fragment)) = self.free_slot(slot) else { return };
         let Some(device) = self.devices.get_mut(index as usize).and_then(Option::as_mut) else {
             return;
@@ -415,21 +422,22 @@ impl<D> Core<D> {
         let dev = DevId { index, generation: device.generation };
         if errno == 0 {
             self.unreachable_since = None;
-            let mut next = self.queue.finish(fragment.parent, 0, Some(&mut device.stats));
+            device.seen.failures.succeeded(fragment.op);
+            let mut next = self.queue.finish(fragment.parent, 0, Some(&mut device.seen));
             let fails = match &device.phase {
                 Phase::Unmapping { .. } => true,
                 Phase::Closed(closed) => closed.replaced || device.outage == Outage::FailFast,
                 Phase::Open(_) | Phase::Opening(_) => false,
             };
             if fails && let Some(fragment) = next.take() {
-                self.queue.finish(fragment.parent, Errno::EIO.neg(), Some(&mut device.stats));
+                self.queue.finish(fragment.parent, Errno::EIO.neg(), Some(&mut device.seen));
             }
             if let Some(fragment) = next {
                 device.waiting.push_back(fragment);
                 self.queue.waiting += 1;
             }
         } else {
-            self.io_failed(now, dev, (slot, fragment), errno);
+            self.io_failed(now, dev, (slot, fragment), errno, is_answer);
         }
         if !self.quiesced_opens.is_empty() {
             self.advance_quiesced_opens(now);
@@ -443,6 +451,7 @@ impl<D> Core<D> {
         dev: DevId,
         (slot, fragment): (u16, queue::Fragment),
         errno: i32,
+        is_answer: bool,
     ) {
         let positive = errno_from_wire(errno);
         let not_connected = positive == Errno::ENOTCONN;
@@ -460,6 +469,9 @@ impl<D> Core<D> {
             self.schedule_reopen(now, dev);
         }
         let Some(device) = self.device_mut(dev) else { return };
+        if is_answer && !(not_connected || unreachable) {
+            device.seen.failures.failed(now, fragment.op, positive);
+        }
         let Outage::Queue(limit) = device.outage else {
             self.fail_piece(dev, fragment, errno);
             return;
@@ -481,14 +493,14 @@ impl<D> Core<D> {
 
     fn fail_piece(&mut self, dev: DevId, fragment: queue::Fragment, errno: i32) {
         let magnitude = u16::try_from(errno.unsigned_abs()).unwrap_or(u16::MAX);
-        let seen = -i32::from(wire::status_of_errno(magnitude));
-        let stats = self.devices[dev.index as usize].as_mut().map(|device| &mut device.stats);
-        self.queue.finish(fragment.parent, seen, stats);
+        let errno = -i32::from(wire::status_of_errno(magnitude));
+        let seen = self.devices[dev.index as usize].as_mut().map(|device| &mut device.seen);
+        self.queue.finish(fragment.parent, errno, seen);
     }
 
     fn requeue(&mut self, dev: DevId, fragment: queue::Fragment) {
         if let Some(device) = self.device_mut(dev) {
-            device.stats.resent += 1;
+            device.seen.stats.resent += 1;
             device.waiting.push_front(fragment);
             self.queue.waiting += 1;
         }
@@ -498,7 +510,7 @@ impl<D> Core<D> {
     /// again a little later; any other error counts as the server's answer.
     pub fn send_failed(&mut self, now: Instant, slot: u16, errno: Errno) {
         if !matches!(errno, Errno::EAGAIN | Errno::ENOMEM) {
-            self.io_answer(now, slot, errno.neg());
+            self.io_ended(now, slot, errno.neg(), false);
             return;
         }
         let Some((index, fragment)) = self.free_slot(slot) else { return };
@@ -596,6 +608,16 @@ impl<D> Core<D> {
     /// Returns the state of a device.
     pub fn state(&self, dev: DevId) -> Option<State> {
         Some(self.device(dev)?.state())
+    }
+
+    /// Returns a device.
+    pub fn info(&self, dev: DevId) -> Option<DevInfo> {
+        Some(self.device(dev)?.info(dev.index))
+    }
+
+    /// Returns the requests of a device that the server's storage has failed.
+    pub fn failures(&self, dev: DevId) -> Option<Failures> {
+        Some(self.device(dev)?.seen.failures)
     }
 
     /// Returns all devices.

@@ -40,10 +40,12 @@
 
 mod access;
 pub mod client;
+mod health;
 pub mod io;
 mod limits;
 pub mod server;
 
 pub use bowline_base::Errno;
+pub use health::{Failures, LastFailure, Latencies};
 pub use io::{Discard, IoOp, Limits};
 pub use limits::SessionLimits;

@@ -24,7 +24,6 @@ use crate::receive::PumpResult;
 use crate::shared::{Shared, State};
 use crate::stats::DriverStats;
 use crate::udp::{Endpoint, ROCE_PORT};
-use crate::wait::WaitFor;
 
 /// Path MTU if the interface is unknown; fits any Ethernet.
 const MTU_UNKNOWN: Mtu = Mtu::M1024;
@@ -391,7 +390,7 @@ impl Device for SoftDevice {
 
     fn wait_cq(&self, cq: CqId, solicited: bool, limit: Option<Duration>) -> Result<bool, Error> {
         // Only one that has another descriptor does not follow.
-        let waited = self.shared.wait_cq(WaitFor::Completion(None), cq, solicited, limit)?;
+        let waited = self.shared.wait_cq(cq, None, solicited, limit)?;
         Ok(waited.unwrap_or(false))
     }
 
@@ -401,7 +400,7 @@ impl Device for SoftDevice {
         other: BorrowedFd<'_>,
         limit: Duration,
     ) -> Result<Option<bool>, Error> {
-        self.shared.wait_cq(WaitFor::Completion(Some(other)), cq, false, Some(limit))
+        self.shared.wait_cq(cq, Some(other), false, Some(limit))
     }
 
     fn create_qp(&self, init: &QpInit) -> Result<Qpn, Error> {

@@ -26,6 +26,7 @@ mod connection_files;
 mod device;
 mod early;
 mod fault;
+mod followers;
 mod helper;
 mod identity;
 mod loss;

@@ -25,6 +25,7 @@ use crate::capture::Capture;
 use crate::config::PollMode;
 use crate::connection_files::ConnectionFiles;
 use crate::fault::Faults;
+use crate::followers::{Followers, Following, Ready};
 use crate::loss::{Cuts, Loss};
 use crate::receive::Rx;
 use crate::stats::Stats;
@@ -45,8 +46,8 @@ pub(crate) struct State {
     pub(crate) stop: bool,
     /// Who reads the network; while nobody leads, threads that poll do.
     pub(crate) lead: Lead,
-    /// Number of threads that wait for completions and are not the leader.
-    pub(crate) followers: usize,
+    /// Threads that wait for completions and are not the leader.
+    pub(crate) following: Following,
     /// Number of threads that wait for events.
     pub(crate) listeners: usize,
     /// When the background thread has its next turn, in nanoseconds.
@@ -86,7 +87,7 @@ pub(crate) struct Shared {
     /// Number of consecutive polls that found nothing.
     pub(crate) empty_polls: AtomicU32,
     /// Wakes threads that wait for completions.
-    pub(crate) completions: Condvar,
+    pub(crate) followers: Followers,
     /// Wakes threads that wait for events.
     pub(crate) events: Condvar,
     /// Wakes the leader, when that is a waiting thread.
@@ -142,7 +143,7 @@ impl Shared {
             async_events: VecDeque::new(),
             stop: false,
             lead: Lead::default(),
-            followers: 0,
+            following: Following::default(),
             listeners: 0,
             helper_polls_at: 0,
             faults: Faults::default(),
@@ -163,7 +164,7 @@ impl Shared {
             unanswered: AtomicU64::new(0),
             polls: AtomicU64::new(0),
             empty_polls: AtomicU32::new(0),
-            completions: Condvar::new(),
+            followers: Followers::new(),
             events: Condvar::new(),
             leader_kick: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             helper_kick: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
@@ -194,10 +195,10 @@ impl Shared {
     /// Distributes the core's events and wakes the threads they are for. Must be called after every
     /// change of the core. Threads that do not sleep check for themselves.
     pub(crate) fn settle(&self, st: &mut State) {
-        let (mut completions, mut events) = (false, false);
+        let (mut completions, mut events) = (Ready::default(), false);
         while let Some(event) = st.core.poll_event() {
             match event {
-                Event::CqReady(_) => completions = true,
+                Event::CqReady(cq) => completions.add(cq),
                 Event::Cm(event) => {
                     st.queue_cm_event(event);
                     events = true;
@@ -220,16 +221,15 @@ impl Shared {
             self.stats.hand_overs.inc();
             self.events.notify_all();
         }
-        if completions && st.followers > 0 {
+        if completions.is_any() && self.followers.wake(&st.following, completions) {
             self.stats.hand_overs.inc();
-            self.completions.notify_all();
         }
         if !st.lead.is_asleep() {
             return;
         }
         let earlier = st.lead.sleeps_past(st.core.poll_timeout().map(Instant::as_nanos));
         let kick = match st.lead.leader() {
-            Leader::Application if completions || earlier => &self.leader_kick,
+            Leader::Application if completions.is_any() || earlier => &self.leader_kick,
             Leader::Helper if earlier => &self.helper_kick,
             _ => return,
         };
@@ -240,9 +240,8 @@ impl Shared {
     /// Stops being the leader, in favour of another waiting thread or the background thread.
     pub(crate) fn leave_lead(&self, st: &mut State, now: Instant) {
         st.lead.leave();
-        if st.followers > 0 {
+        if self.followers.wake_one(&st.following) {
             self.stats.hand_overs.inc();
-            self.completions.notify_one();
         } else if !st.helper_polls_soon(now) {
             st.helper_polls_at = now.as_nanos();
             self.signal(&self.helper_kick);
@@ -255,7 +254,7 @@ impl Shared {
         st.stop = true;
         st.lead.wake_up();
         self.events.notify_all();
-        self.completions.notify_all();
+        self.followers.wake_all();
         self.signal(&self.leader_kick);
         self.signal(&self.helper_kick);
     }

@@ -39,9 +39,9 @@ const HELPER_TIMER_MIN: Duration = Duration::from_millis(4);
 /// What a thread waits for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum WaitFor<'a> {
-    /// A completion; or that this can be read, which only a thread that leads notices: the wait
-    /// ends where another one does.
-    Completion(Option<BorrowedFd<'a>>),
+    /// A completion of this queue; or that this can be read, which only a thread that leads
+    /// notices: the wait ends where another one does.
+    Completion(CqId, Option<BorrowedFd<'a>>),
     Event,
 }
 
@@ -85,7 +85,7 @@ impl Shared {
         mut attempt: impl FnMut(&mut State) -> Result<Option<T>, Error>,
     ) -> Result<Option<T>, Error> {
         let other = match what {
-            WaitFor::Completion(other) => other,
+            WaitFor::Completion(_, other) => other,
             WaitFor::Event => None,
         };
         let mut other_is_ready = false;
@@ -125,7 +125,7 @@ impl Shared {
                     if other.is_some() {
                         return Ok(None);
                     }
-                    self.follow(st, is_event, now, deadline);
+                    self.follow(st, what, now, deadline);
                     followed = !is_event;
                     // The leader polls for it.
                     polled = true;
@@ -201,30 +201,24 @@ impl Shared {
     fn follow(
         &self,
         mut st: MutexGuard<'_, State>,
-        is_event: bool,
+        what: WaitFor<'_>,
         now: Instant,
         deadline: Option<Instant>,
     ) {
-        let condition = if is_event {
-            st.listeners += 1;
-            &self.events
-        } else {
-            st.followers += 1;
-            &self.completions
-        };
         self.stats.sleeps.inc();
-        let mut st = match deadline {
-            None => condition.wait(st).unwrap_or_else(PoisonError::into_inner),
-            Some(at) => {
-                let limit = at.saturating_since(now);
-                condition.wait_timeout(st, limit).unwrap_or_else(PoisonError::into_inner).0
+        let limit = deadline.map(|at| at.saturating_since(now));
+        if let WaitFor::Completion(cq, _) = what {
+            drop(self.followers.sleep(st, cq, limit));
+            return;
+        }
+        st.listeners += 1;
+        let mut st = match limit {
+            None => self.events.wait(st).unwrap_or_else(PoisonError::into_inner),
+            Some(limit) => {
+                self.events.wait_timeout(st, limit).unwrap_or_else(PoisonError::into_inner).0
             }
         };
-        if is_event {
-            st.listeners -= 1;
-        } else {
-            st.followers -= 1;
-        }
+        st.listeners -= 1;
     }
 
     /// Waits for a completion in a queue, and tells whether there is one; `None` as for
@@ -234,12 +228,12 @@ impl Shared {
     /// [`Error::Closed`], [`Error::NoSuch`].
     pub(crate) fn wait_cq(
         &self,
-        what: WaitFor<'_>,
         cq: CqId,
+        other: Option<BorrowedFd<'_>>,
         solicited: bool,
         limit: Option<Duration>,
     ) -> Result<Option<bool>, Error> {
-        let waited = self.wait(what, limit, |st| {
+        let waited = self.wait(WaitFor::Completion(cq, other), limit, |st| {
             let armed = st.core.arm_cq(cq, solicited)?;
             Ok((!armed).then_some(()))
         });

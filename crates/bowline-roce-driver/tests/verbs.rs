@@ -177,6 +177,39 @@ fn waiting_ends_when_another_descriptor_can_be_read() {
     });
 }
 
+/// A device of many sessions has a thread for each, which waits for that session's completions.
+#[test]
+fn a_completion_wakes_those_who_wait_for_its_queue_and_no_others() {
+    const OTHERS: u64 = 16;
+    const MESSAGES: u64 = 200;
+    let (a, b) = (open(ip(49, 1)), open(ip(49, 2)));
+    let (a, b) = connect(&a, &b, 4096);
+    std::thread::scope(|scope| {
+        for _ in 0..OTHERS {
+            let queue = b.dev.create_cq(16).unwrap();
+            let dev = &b.dev;
+            scope.spawn(move || assert_eq!(dev.wait_cq(queue, false, None), Err(Error::Closed)));
+        }
+        let start = Instant::now();
+        while b.dev.stats().sleeps < OTHERS {
+            assert!(start.elapsed() < PATIENCE, "they wait");
+            std::thread::yield_now();
+        }
+        let before = b.dev.stats().sleeps;
+        for id in 0..MESSAGES {
+            b.post_recv(id, 0, 64);
+            a.post(id, SendOp::Send, 0, 64);
+            assert!(b.dev.wait_cq(b.cq, false, Some(PATIENCE)).unwrap());
+            b.done(id);
+            a.done(id);
+        }
+        let sleeps = b.dev.stats().sleeps - before;
+        b.dev.close();
+        // Who leads sleeps once or twice for a message, and who waits for it once.
+        assert!(sleeps < MESSAGES * OTHERS / 2, "{sleeps} sleeps for {MESSAGES} messages");
+    });
+}
+
 #[test]
 fn waiting_wakes_up_and_ends() {
     let (a, b) = (open(ip(6, 1)), open(ip(6, 2)));

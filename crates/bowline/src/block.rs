@@ -1,7 +1,8 @@
 //! What blocks are stored in behind exports, and how programs and other software reach a disk.
 
 pub use bowline_block::{
-    BlockDevice, DeviceMem, DiskDone, DiskEvent, DiskHandle, DiskIo, Durable, LocalDevice,
+    Allocation, BlockDevice, DeviceMem, DiskDone, DiskEvent, DiskHandle, DiskIo, Durable, Extent,
+    LocalDevice,
 };
 pub use bowline_rnbd::{Discard, IoOp, Limits};
 

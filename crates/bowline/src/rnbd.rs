@@ -53,6 +53,7 @@ pub use bowline_rnbd::client::{Config as IoConfig, DevId, DevInfo, Outage, State
 pub use bowline_rnbd::server::{
     ClientChange, ClientEv, CoreLimits, ExportId, OpenId, OpenInfo, SessKey,
 };
+pub use bowline_rnbd::{Failures, LastFailure, Latencies};
 pub use bowline_rnbd_driver::client::{DiskStats, OnPath};
 pub use bowline_rnbd_driver::server::Moved;
 pub use bowline_rnbd_driver::{
@@ -65,7 +66,7 @@ pub use bowline_wire::rnbd::Access;
 pub mod tree {
     pub use bowline_rnbd_driver::tree::{
         DiskInfo, DiskState, Disks, ExportCommands, ExportInfo, Exports, MapPath, MapSpec,
-        OpenInfo, PATHS_MAX, Parameters, Traffic, client_node, disks_node, exports_node,
+        OpenInfo, PATHS_MAX, Parameters, Queue, Traffic, client_node, disks_node, exports_node,
         server_node,
     };
 }

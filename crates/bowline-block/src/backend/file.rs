@@ -8,12 +8,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use bowline_rnbd::{Discard, Errno, IoOp, Limits};
 use bowline_verbs::Buffer;
-use rustix::fs::{AtFlags, FallocateFlags, FileType, OFlags, StatxFlags};
+use rustix::fs::{AtFlags, FallocateFlags, FileType, OFlags, SeekFrom, StatxFlags};
 
 use super::job::Job;
 use super::pool::Pool;
 use super::uring::Ring;
 use super::{Backend, BackendDone, BackendIo, BackendResult, error, sys};
+use crate::device::{Allocation, Extent};
 
 /// Bytes one request can name. [NB-47] [NB-59]
 const REQUEST_MAX: u64 = Limits::IO_MAX as u64;
@@ -142,6 +143,12 @@ impl Backend for File {
         }
     }
 
+    fn extent(&self, offset: u64, len: u64) -> Extent {
+        // Of what was not written, a block device knows nothing.
+        let known = if self.facts.device { None } else { extent(&self.facts.fd, offset, len) };
+        known.unwrap_or(Extent { len, allocation: Allocation::Unknown })
+    }
+
     fn resize(&self) -> io::Result<u64> {
         let bytes = size(&self.facts.fd, self.facts.limits.logical)?;
         self.facts.bytes.store(bytes, Ordering::Relaxed);
@@ -150,8 +157,24 @@ impl Backend for File {
 }
 
 fn size(fd: &OwnedFd, block: u32) -> io::Result<u64> {
-    let bytes = rustix::fs::seek(fd, rustix::fs::SeekFrom::End(0))?;
+    let bytes = rustix::fs::seek(fd, SeekFrom::End(0))?;
     Ok(bytes - bytes % u64::from(block))
+}
+
+/// Returns the first extent of a range of a regular file; `None` where the file system does not
+/// know, or the file has become shorter. Moves the file's offset, which nothing else uses.
+fn extent(fd: &OwnedFd, offset: u64, len: u64) -> Option<Extent> {
+    let (end, allocation) = match rustix::fs::seek(fd, SeekFrom::Data(offset)) {
+        Ok(data) if data > offset => (data, Allocation::Hole),
+        Ok(_) => (rustix::fs::seek(fd, SeekFrom::Hole(offset)).ok()?, Allocation::Unknown),
+        // No data follows.
+        Err(rustix::io::Errno::NXIO) => {
+            (rustix::fs::seek(fd, SeekFrom::End(0)).ok()?, Allocation::Hole)
+        }
+        Err(_) => return None,
+    };
+    let found = end.checked_sub(offset).filter(|found| *found > 0)?;
+    Some(Extent { len: found.min(len), allocation })
 }
 
 fn look_at(fd: OwnedFd, read_only: bool, block: u32, direct: bool) -> io::Result<Facts> {

@@ -8,6 +8,7 @@ use bowline_verbs::Buffer;
 
 use super::pages::Pages;
 use super::{Backend, BackendDone, BackendIo, answer};
+use crate::device::Extent;
 
 /// Largest discard or write of zeroes in bytes: looked through in about a millisecond, since the
 /// thread that serves all requests does it.
@@ -70,5 +71,9 @@ impl Backend for Memory {
 
     fn region(&self) -> Option<Arc<Buffer>> {
         Some(Arc::clone(self.pages.memory()))
+    }
+
+    fn extent(&self, offset: u64, len: u64) -> Extent {
+        self.pages.extent(offset, len)
     }
 }

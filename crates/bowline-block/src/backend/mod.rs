@@ -27,6 +27,8 @@ use std::sync::Arc;
 use bowline_rnbd::{Errno, IoOp, Limits};
 use bowline_verbs::{Buffer, Mem, catch_callback_panic};
 
+use crate::device::{Allocation, Extent};
+
 /// One open export, which all sessions share: [`open`] makes those of this crate, and programs
 /// write their own.
 ///
@@ -108,6 +110,14 @@ pub trait Backend: Send + Sync {
     /// The store itself, where it is memory: results of reads may point into it. It stays the same.
     fn region(&self) -> Option<Arc<Buffer>> {
         None
+    }
+
+    /// Returns how the bytes from `offset` on are stored, and how many of the next `len` bytes are
+    /// stored in the same way, as [`BlockDevice::extent`](crate::BlockDevice::extent). Called on
+    /// threads that may wait, for local disks only. The default is for a store that cannot know.
+    fn extent(&self, offset: u64, len: u64) -> Extent {
+        let _ = offset;
+        Extent { len, allocation: Allocation::Unknown }
     }
 
     /// Reads the size of the store again; returns its size in bytes from now on, which `limits` has

@@ -7,6 +7,7 @@ use bowline_rnbd::{Errno, IoOp, Limits};
 use bowline_verbs::Buffer;
 
 use super::{Backend, BackendDone, BackendIo, answer};
+use crate::device::{Allocation, Extent};
 
 /// Size in bytes that it reports.
 const BYTES: u64 = 1 << 40;
@@ -51,5 +52,9 @@ impl Backend for Null {
 
     fn region(&self) -> Option<Arc<Buffer>> {
         Some(self.zeroes.clone())
+    }
+
+    fn extent(&self, _: u64, len: u64) -> Extent {
+        Extent { len, allocation: Allocation::Hole }
     }
 }

@@ -15,6 +15,8 @@ use std::time::Duration;
 
 use bowline_verbs::{Buffer, HUGE_PAGE};
 
+use crate::device::{Allocation, Extent};
+
 /// Bytes of a small page.
 const PAGE: usize = 4096;
 /// Words of the map for each large page.
@@ -81,6 +83,30 @@ impl Pages {
                 word.fetch_or(bit, Relaxed);
             }
         }
+    }
+
+    /// Returns how far the pages from `at` on were all written to, or all never.
+    pub(super) fn extent(&self, at: u64, len: u64) -> Extent {
+        let page = PAGE as u64;
+        let (first, end) = (at / page, at.saturating_add(len).div_ceil(page));
+        let word = |page: u64| {
+            let word = self.shared.written.get((page / 64) as usize);
+            word.map_or(0, |word| word.load(Relaxed))
+        };
+        let is_written = word(first) >> (first % 64) & 1 == 1;
+        let mut page_after = first + 1;
+        while page_after < end {
+            let rest = word(page_after) >> (page_after % 64);
+            // A shift fills in zeroes, which count only up to the end of the word.
+            let same = if is_written { rest.trailing_ones() } else { rest.trailing_zeros() };
+            let left = 64 - page_after % 64;
+            page_after += left.min(same.into());
+            if u64::from(same) < left {
+                break;
+            }
+        }
+        let allocation = if is_written { Allocation::Unknown } else { Allocation::Hole };
+        Extent { len: (page_after * page - at).min(len), allocation }
     }
 
     /// Zeroes bytes. Those that are zero stay as they are, so that what was never written takes no
@@ -191,6 +217,31 @@ mod tests {
         pages.note_written(2 * HUGE_PAGE - 1, 2);
         assert_eq!(written(), [true, true, false], "the last range has one page of this store");
         pages.note_written(0, 3 * HUGE_PAGE);
+    }
+
+    #[test]
+    fn a_page_is_a_hole_until_it_is_written_to() {
+        let page = PAGE as u64;
+        let pages = Pages::new(2 * HUGE_PAGE).unwrap();
+        let len = 2 * HUGE_PAGE as u64;
+        let extent = |at, len| {
+            let Extent { len, allocation } = pages.extent(at, len);
+            (len, allocation == Allocation::Hole)
+        };
+        assert_eq!(extent(0, len), (len, true));
+        assert_eq!(extent(512, 512), (512, true));
+        // Within a word of the map, over its end, and over whole words.
+        for (first, count) in [(3, 5), (60, 10), (128, 200), (400, 64)] {
+            pages.note_written(first * PAGE + 512, count * PAGE - 512);
+            let (at, end) = (first as u64 * page, (first + count) as u64 * page);
+            assert_eq!(extent(at, len - at), (end - at, false), "{first}");
+            assert_eq!(extent(at + 512, 1024), (1024, false));
+            assert_eq!(extent(at - 512, len - at), (512, true));
+            let (after, is_hole) = extent(end, len - end);
+            assert!(after >= page && is_hole);
+        }
+        assert_eq!(extent(464 * page, len - 464 * page), (len - 464 * page, true));
+        assert_eq!(extent(8 * page, len - 8 * page), (52 * page, true));
     }
 
     #[test]

@@ -388,6 +388,39 @@ fn a_block_device_discards_and_a_file_gets_holes() {
     }
 }
 
+#[test]
+fn a_store_knows_what_of_it_was_never_written() {
+    let len = 1 << 20;
+    for (name, store, _temp) in stores(len) {
+        let extent = |at: u64| {
+            let Extent { len, allocation } = store.backend.extent(at, len - at);
+            (len, allocation == Allocation::Hole)
+        };
+        // A file system that cannot tell has no holes.
+        if extent(0) == (len, true) {
+            assert_eq!(store.write(65_536, &pattern(1, 65_536)), 0);
+            assert_eq!(extent(0), (65_536, true), "{name}");
+            assert_eq!(extent(65_536), (65_536, false), "{name}");
+            assert_eq!(extent(69_632), (61_440, false), "{name}");
+            assert_eq!(extent(131_072), (len - 131_072, true), "{name}");
+            assert_eq!(store.backend.extent(0, 4096).len, 4096, "{name}");
+        } else {
+            assert_eq!(extent(0), (len, false), "{name}");
+        }
+    }
+}
+
+#[test]
+fn a_file_that_became_shorter_has_no_hole_beyond_its_end() {
+    let (_temp, file) = Temp::new("shorter", 1 << 20);
+    let fd = file.try_clone().unwrap().into();
+    let spec = BackendSpec::File { fd, read_only: false, block: 512, direct: false };
+    let store = open(spec).unwrap();
+    file.set_len(4096).unwrap();
+    let beyond = store.extent(8192, 4096);
+    assert_eq!(beyond, Extent { len: 4096, allocation: Allocation::Unknown });
+}
+
 fn flush() -> BackendIo {
     let (token, offset, len) = (0, 0, 0);
     let (fua, nounmap) = (false, false);

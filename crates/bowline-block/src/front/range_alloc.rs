@@ -18,6 +18,11 @@ impl RangeAllocator {
         Self { free: BTreeMap::from([(0, len)]) }
     }
 
+    /// How much an allocation of `len` bytes takes.
+    pub(super) fn taken_by(len: usize) -> usize {
+        round(len)
+    }
+
     /// Allocates from the first free range of at least `len` bytes, if there is one.
     pub(super) fn allocate(&mut self, len: usize) -> Option<usize> {
         let len = round(len);

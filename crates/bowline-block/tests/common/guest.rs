@@ -12,10 +12,14 @@ use bowline_verbs::Buffer;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use vhost::vhost_user::message::{
     VhostUserConfigFlags, VhostUserInflight, VhostUserProtocolFeatures as Protocol,
+    VhostUserVringAddrFlags,
 };
 use vhost::vhost_user::{Frontend, VhostUserFrontend};
-use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
+use vhost::{VhostBackend, VhostUserDirtyLogRegion, VhostUserMemoryRegionInfo, VringConfigData};
 use vmm_sys_util::eventfd::EventFd;
+
+/// Bytes of memory for each bit of a dirty log.
+const PAGE: u64 = 4096;
 
 /// Where memory begins, in the guest and in the machine's process.
 pub(crate) const GUEST: u64 = 0x4000_0000;
@@ -39,6 +43,7 @@ pub(crate) const INDIRECT: u16 = 4;
 
 pub(crate) const F_RO: u64 = 1 << 5;
 pub(crate) const F_FLUSH: u64 = 1 << 9;
+pub(crate) const F_LOG_ALL: u64 = 1 << 26;
 pub(crate) const F_INDIRECT: u64 = 1 << 28;
 pub(crate) const F_EVENT_IDX: u64 = 1 << 29;
 pub(crate) const F_PROTOCOL: u64 = 1 << 30;
@@ -86,15 +91,60 @@ impl Memory {
         bytes
     }
 
-    pub(crate) fn regions(&self) -> [VhostUserMemoryRegionInfo; 1] {
-        [VhostUserMemoryRegionInfo {
+    pub(crate) fn region(&self) -> VhostUserMemoryRegionInfo {
+        VhostUserMemoryRegionInfo {
             guest_phys_addr: GUEST,
             memory_size: BYTES as u64,
             userspace_addr: USER,
             mmap_offset: 0,
             mmap_handle: self.file.as_raw_fd(),
-        }]
+        }
     }
+}
+
+/// A dirty log.
+pub(crate) struct DirtyLog {
+    file: File,
+    buffer: Buffer,
+}
+
+impl DirtyLog {
+    /// Makes a log for all memory, and some bits that are not its own before it.
+    pub(crate) fn new() -> Self {
+        let file = memory(Self::BEFORE + Self::LEN, SealFlags::SHRINK | SealFlags::GROW);
+        let buffer = Buffer::from_memfd(&file).unwrap();
+        Self { file, buffer }
+    }
+
+    const BEFORE: usize = 64;
+    pub(crate) const LEN: usize = ((GUEST + BYTES as u64) / PAGE / 8) as usize;
+
+    pub(crate) fn region(&self) -> VhostUserDirtyLogRegion {
+        VhostUserDirtyLogRegion {
+            mmap_size: Self::LEN as u64,
+            mmap_offset: Self::BEFORE as u64,
+            mmap_handle: self.file.as_raw_fd(),
+        }
+    }
+
+    /// Clears the log; returns the numbers of the pages that were marked.
+    pub(crate) fn take(&self) -> Vec<u64> {
+        let mut pages = Vec::new();
+        for at in (0..Self::LEN).step_by(8) {
+            let word = u64::from_le(self.buffer.update(Self::BEFORE + at, |_| 0));
+            let bits = (0..64).filter(|bit| word & 1 << bit != 0);
+            pages.extend(bits.map(|bit| at as u64 * 8 + bit));
+        }
+        let mut before = [0; Self::BEFORE];
+        self.buffer.read(0, &mut before);
+        assert_eq!(before, [0; Self::BEFORE], "written outside of the log");
+        pages
+    }
+}
+
+/// Returns the numbers of the pages of some bytes.
+pub(crate) fn pages(guest: u64, len: u64) -> Vec<u64> {
+    (guest / PAGE..=(guest + len - 1) / PAGE).collect()
 }
 
 /// One ring of a guest.
@@ -126,7 +176,8 @@ impl Guest {
     pub(crate) fn connect(at: &Path, memory: &Arc<Memory>, without: u64) -> Self {
         let mut front = Frontend::connect(at, 64).expect("connected");
         front.set_owner().unwrap();
-        let features = front.get_features().unwrap() & !without;
+        // Writes are logged only while a machine moves to another process.
+        let features = front.get_features().unwrap() & !without & !F_LOG_ALL;
         let protocol = front.get_protocol_features().unwrap();
         front.set_protocol_features(protocol).unwrap();
         front.set_features(features).unwrap();
@@ -142,7 +193,7 @@ impl Guest {
     }
 
     pub(crate) fn share(&self) {
-        self.front.set_mem_table(&self.memory.regions()).unwrap();
+        self.front.set_mem_table(&[self.memory.region()]).unwrap();
     }
 
     /// Sets up the next ring, which is new.
@@ -176,6 +227,41 @@ impl Guest {
         self.queues.push(queue);
     }
 
+    /// Has the region of requests in flight made, for one ring of `size`, and uses it.
+    pub(crate) fn keep(&mut self, size: u16) -> Kept {
+        let asked = VhostUserInflight { num_queues: 1, queue_size: size, ..Default::default() };
+        let (spec, file) = self.front.get_inflight_fd(&asked).unwrap();
+        let kept = Kept(spec, file);
+        self.continue_with(&kept);
+        kept
+    }
+
+    pub(crate) fn continue_with(&mut self, kept: &Kept) {
+        self.front.set_inflight_fd(&kept.0, kept.1.as_raw_fd()).unwrap();
+    }
+
+    /// Names a dirty log.
+    pub(crate) fn set_log(&self, log: &DirtyLog) {
+        self.front.set_log_base(0, Some(log.region())).unwrap();
+    }
+
+    /// Has writes logged or no longer, those to used rings as if the first ring was at `used`, and
+    /// others behind it.
+    pub(crate) fn log_writes(&mut self, used: Option<u64>) {
+        let log = if used.is_some() { F_LOG_ALL } else { 0 };
+        self.front.set_features(self.features | log).unwrap();
+        for (index, queue) in self.queues.iter().enumerate() {
+            let mut addresses = queue.addresses();
+            if let Some(used) = used {
+                addresses.flags = VhostUserVringAddrFlags::VHOST_VRING_F_LOG.bits();
+                addresses.log_addr = Some(used + index as u64 * RING);
+            }
+            self.front.set_vring_addr(index, &addresses).unwrap();
+        }
+        // An answer shows that all messages were handled.
+        self.config();
+    }
+
     pub(crate) fn config(&mut self) -> Vec<u8> {
         let flags = VhostUserConfigFlags::empty();
         self.front.get_config(0, 60, flags, &[0; 60]).unwrap().1
@@ -196,7 +282,7 @@ impl Queue {
         self.at + 16 * u64::from(self.size)
     }
 
-    fn used(&self) -> u64 {
+    pub(crate) fn used(&self) -> u64 {
         (self.available() + 6 + 2 * u64::from(self.size)).next_multiple_of(4)
     }
 

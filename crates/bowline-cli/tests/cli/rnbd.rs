@@ -136,7 +136,7 @@ fn every_byte_is_compared_over_two_paths() {
     assert!(object["operations"].as_u64() > Some(0), "{object}");
     assert!(object["durable_writes"].as_u64() > Some(0), "{object}");
     assert!(object["flushes"].as_u64() > Some(0), "{object}");
-    assert_eq!(object["failovers"], 0);
+    assert_eq!(object["failovers"], 0, "{}", done.err);
     let paths = object["paths"].as_array().expect("a list");
     assert!(paths.len() == 2 && paths.iter().all(|path| path["state"] == "connected"), "{object}");
     let words = ["rnbd", "verify", "nothing", "--from", "s2", "--path", &first];

@@ -415,7 +415,7 @@ fn a_process_goes_on_when_the_next_one_does_not() {
         // One that is killed after it was given everything.
         let mut next = UnixStream::connect(&socket).expect("a control socket");
         let wants = serde_json::json!({
-            "format": 1,
+            "format": 2,
             "service": { "map": {
                 "device": "disk0", "session": "s1",
                 "front_ends": { "nbd": text, "fuse": null, "ublk": false, "vhost-user": null },

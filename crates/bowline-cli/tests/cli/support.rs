@@ -187,6 +187,12 @@ impl Running {
         }
     }
 
+    /// The same, for lines of a log.
+    #[track_caller]
+    pub(crate) fn until_logged(&self, part: &str) {
+        self.until_told(part);
+    }
+
     /// Returns all of standard error, up to its end.
     fn all_told(&mut self) -> String {
         if let Some(errors) = self.errors.take() {

@@ -257,6 +257,7 @@ fn pages_and_completions_cover_the_words() {
             "bowline-rnbd-export.1",
             "bowline-rnbd-exports.1",
             "bowline-rnbd-map.1",
+            "bowline-rnbd-top.1",
             "bowline-rnbd-verify.1",
             "bowline-rnbd.1",
             "bowline-rping.1",

@@ -27,7 +27,12 @@ use bowline_rnbd_driver::{
 use bowline_rtrs_driver::tree::ClientSession;
 use serde::{Deserialize, Serialize};
 
-use super::{HandedFrontEnds, Trouble, client::ClientObjects, mapping::MapConfig};
+use super::{
+    HandedFrontEnds, Trouble,
+    client::ClientObjects,
+    ending::{FINISH_PATIENCE, Unserved, tell, users},
+    mapping::MapConfig,
+};
 use crate::{Failure, Outcome, config::entry::Entry, mount::no_mount};
 
 /// How long an unmap waits for users of a disk: the kernel reports the end of a use a moment after
@@ -111,11 +116,11 @@ pub fn map_options(words: &[String]) -> Result<(MapConfig, FrontEndConfig), Stri
 
 /// The front ends of one disk.
 #[derive(Default)]
-struct FrontEnds {
-    nbd: Option<NbdServer>,
-    fuse: Option<Mount>,
+pub(super) struct FrontEnds {
+    pub(super) nbd: Option<NbdServer>,
+    pub(super) fuse: Option<Mount>,
     ublk: Option<Ublk>,
-    vhost_user: Option<VhostUserServer>,
+    pub(super) vhost_user: Option<VhostUserServer>,
 }
 
 impl FrontEnds {
@@ -154,9 +159,16 @@ impl FrontEnds {
 
     /// Gives away what another process continues with; the rest ends.
     fn hand_over(self) -> io::Result<HandedFrontEnds> {
+        self.detach();
         let nbd = self.nbd.map(NbdServer::hand_over).transpose()?;
         let fuse = self.fuse.map(Mount::hand_over).transpose()?;
         Ok(HandedFrontEnds { nbd, fuse })
+    }
+
+    /// Lets go of users that outlive this process: requests that fail from now on are no errors of
+    /// virtual machines, which wait for another process that serves them.
+    fn detach(&self) {
+        self.vhost_user.iter().for_each(VhostUserServer::detach);
     }
 
     /// Enables all front ends again.
@@ -366,7 +378,9 @@ impl DiskFrontEnds {
         match (&mapped[..], self.lock().front_states.get(disk)) {
             ([one], Some(FrontState::Open(front_ends))) if one.local_name() == disk => {
                 let text = "a ublk device ends with its process: unmount it and start again";
-                front_ends.ublk.as_ref().map(|_| text.to_owned())
+                let ublk = front_ends.ublk.as_ref().map(|_| text);
+                let fuse = || front_ends.fuse.as_ref().and_then(Mount::cannot_hand_over);
+                ublk.or_else(fuse).map(str::to_owned)
             }
             _ => Some(format!("it has other disks than {disk} by now: unmap them")),
         }
@@ -437,6 +451,9 @@ impl DiskFrontEnds {
             };
             drop(state);
             if force {
+                if let Some(Ok(front_ends)) = &taken {
+                    front_ends.detach();
+                }
                 mapped.fail_fast();
             }
             if let Some(taken) = taken {
@@ -452,12 +469,57 @@ impl DiskFrontEnds {
     /// Makes requests fail while the session is lost, so that closing front ends, by commands in
     /// progress too, does not wait for it.
     pub fn fail_fast(&self) {
+        for front in self.lock().front_states.values() {
+            if let FrontState::Open(front_ends) = front {
+                front_ends.detach();
+            }
+        }
         self.client.disks().iter().for_each(|disk| disk.fail_fast());
     }
 
-    /// Closes all front ends and unmaps all disks. Waits for commands in progress, since front ends
-    /// that they open would be left behind.
-    pub fn close(&self) {
+    /// Says who is cut off by the end, lets the requests that were sent be answered, and makes
+    /// requests fail that wait for a server that is not connected. Returns what was not served.
+    pub fn finish(&self) -> Unserved {
+        let mut unserved = Unserved::default();
+        let mut state = self.lock();
+        // No more front ends are opened.
+        state.closed = true;
+        for (name, front) in &mut state.front_states {
+            if let FrontState::Open(front_ends) = front {
+                tell(name, &users(name, front_ends));
+                front_ends.nbd.iter_mut().for_each(NbdServer::finish);
+            }
+        }
+        drop(state);
+        let disks = self.client.disks();
+        let is_in_use = || {
+            let state = self.lock();
+            let open = state.front_states.values().filter_map(|front| match front {
+                FrontState::Open(front_ends) => front_ends.nbd.as_ref(),
+                _ => None,
+            });
+            open.map(NbdServer::connections).sum::<usize>() > 0
+        };
+        unserved.finish(&disks, Instant::now() + FINISH_PATIENCE, is_in_use);
+        unserved
+    }
+
+    /// Closes all front ends, makes durable what was written, and unmaps all disks. Waits for
+    /// commands in progress, since front ends that they open would be left behind.
+    pub fn close(&self, unserved: &mut Unserved) {
+        self.close_all();
+        unserved.flush(&self.client.disks());
+        self.client.close();
+    }
+
+    /// As [`close`](Self::close), but leaves it to another process to make anything durable: that
+    /// has the front ends.
+    pub fn leave(&self) {
+        self.close_all();
+        self.client.close();
+    }
+
+    fn close_all(&self) {
         let end = Instant::now() + OPEN_TIMEOUT;
         loop {
             self.fail_fast();
@@ -471,7 +533,6 @@ impl DiskFrontEnds {
             drop(state);
             thread::sleep(POLL_INTERVAL);
         }
-        self.client.close();
     }
 }
 
@@ -490,15 +551,24 @@ fn open_front_ends(
     let name = disk.local_name();
     let mut front_ends = FrontEnds::default();
     let mut locations = vec![name.to_owned()];
+    let trouble = || {
+        let (notices, local_name) = (notices.clone(), name.to_owned());
+        move |why: &str| {
+            // The receiver is gone when the process ends.
+            let _ = notices.send((local_name.clone(), DiskNotice::Trouble(why.to_owned())));
+        }
+    };
     if let Some(path) = &options.nbd {
         let device: Arc<dyn BlockDevice> = Arc::<Disk>::clone(disk);
         let served = match handed.nbd {
             Some(handed) => nbd::resume(device, path, NbdOptions::default(), handed),
             None => nbd::serve(device, path, NbdOptions::default()),
         };
-        front_ends.nbd = Some(served.map_err(|error| {
+        let served = served.map_err(|error| {
             Trouble::io(format!("cannot listen on {}: {error}", path.display()), &error)
-        })?);
+        })?;
+        served.on_fault(trouble());
+        front_ends.nbd = Some(served);
         locations.push(format!("nbd {}", path.display()));
     }
     if let Some(dir) = &options.fuse {
@@ -522,12 +592,7 @@ fn open_front_ends(
     }
     if let Some(path) = &options.vhost_user {
         let device: Arc<dyn BlockDevice> = Arc::<Disk>::clone(disk);
-        let (notices, local_name) = (notices.clone(), name.to_owned());
-        let trouble = move |why: &str| {
-            // The receiver is gone when the process ends.
-            let _ = notices.send((local_name.clone(), DiskNotice::Trouble(why.to_owned())));
-        };
-        let served = vhost_user::serve(device, path, VhostUserOptions::default(), trouble);
+        let served = vhost_user::serve(device, path, VhostUserOptions::default(), trouble());
         front_ends.vhost_user = Some(served.map_err(|error| {
             Trouble::io(format!("cannot listen on {}: {error}", path.display()), &error)
         })?);

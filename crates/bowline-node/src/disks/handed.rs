@@ -25,10 +25,31 @@ pub struct HandedFrontEnds {
 /// What lies in a parcel, in this order: the listener of NBD, its clients, and the mount.
 #[derive(Deserialize, Serialize)]
 struct Contents {
-    /// For each client of NBD, numbers of bytes: read and not handled, and not sent.
-    nbd: Option<Vec<(usize, usize)>>,
+    /// Clients of NBD.
+    nbd: Option<Vec<Client>>,
     /// How often the file is open.
     fuse: Option<usize>,
+}
+
+/// A client of NBD.
+#[derive(Deserialize, Serialize)]
+struct Client {
+    #[serde(with = "Format")]
+    format: nbd::Format,
+    has_allocation: bool,
+    /// Number of bytes that were read and not handled.
+    unread: usize,
+    /// Number of bytes that were not sent.
+    unsent: usize,
+}
+
+/// What it has negotiated about requests and replies.
+#[derive(Deserialize, Serialize)]
+#[serde(remote = "nbd::Format", rename_all = "kebab-case")]
+enum Format {
+    Simple,
+    Structured,
+    Extended,
 }
 
 impl HandedFrontEnds {
@@ -46,8 +67,13 @@ impl HandedFrontEnds {
                 parcel.bytes.extend(&client.unread);
                 parcel.bytes.extend(&client.unsent);
             }
-            let lens = nbd.clients.iter().map(|one| (one.unread.len(), one.unsent.len()));
-            contents.nbd = Some(lens.collect());
+            let clients = nbd.clients.iter().map(|client| Client {
+                format: client.session.format,
+                has_allocation: client.session.has_allocation,
+                unread: client.unread.len(),
+                unsent: client.unsent.len(),
+            });
+            contents.nbd = Some(clients.collect());
         }
         if let Some(fuse) = &self.fuse {
             parcel.descriptors.push(fuse.kernel.as_fd().try_clone_to_owned()?);
@@ -74,12 +100,14 @@ impl HandedFrontEnds {
             Ok(first.to_vec())
         };
         let mut handed = Self::default();
-        if let Some(lens) = contents.nbd {
+        if let Some(clients) = contents.nbd {
             let listener = UnixListener::from(next()?);
-            let clients = lens.into_iter().map(|(unread, unsent)| {
+            let clients = clients.into_iter().map(|client| {
+                let Client { format, has_allocation, unread, unsent } = client;
                 let socket = UnixStream::from(next()?);
+                let session = nbd::Session { format, has_allocation };
                 let (unread, unsent) = (bytes(unread)?, bytes(unsent)?);
-                Ok(nbd::HandedClient { socket, unread, unsent })
+                Ok(nbd::HandedClient { socket, session, unread, unsent })
             });
             let clients = clients.collect::<io::Result<Vec<_>>>()?;
             handed.nbd = Some(nbd::Handed { listener, clients });

@@ -34,8 +34,10 @@ use bowline_rtrs_driver::{Engine, tree::ClientSession};
 use bowline_verbs::Device;
 
 use super::{
-    client::{UNMAP_PATIENCE, report_all, unmap_all},
+    client::{report_all, unmap_all},
+    ending::ENDING_PATIENCE,
     exported::Export,
+    failing::FailingDisks,
     front_ends::{DiskFrontEnds, DiskNotice, FrontEndConfig, Mapping},
     mapping::{MapConfig, map_patiently, refused},
     served::Served,
@@ -95,6 +97,7 @@ struct Parts {
 struct Told {
     notices: mpsc::Receiver<(String, DiskNotice)>,
     paths: Watch,
+    failing: FailingDisks,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -150,7 +153,7 @@ impl HostDisks {
             ending: Condvar::new(),
             untried,
             threads: Mutex::default(),
-            told: Mutex::new(Told { notices: receiver, paths }),
+            told: Mutex::new(Told { notices: receiver, paths, failing: FailingDisks::default() }),
             notices,
         }))
     }
@@ -367,9 +370,12 @@ impl HostDisks {
         }
         let engine = lock(&self.parts).engine.clone();
         let Some(engine) = engine else { return };
-        let mut told = lock(&self.told);
-        report_all(&told.notices);
-        told.paths.report(|own, server| engine.fault(own, server));
+        let Told { notices, paths, failing } = &mut *lock(&self.told);
+        report_all(notices);
+        paths.report(|own, server| engine.fault(own, server));
+        if let Some(disks) = self.disks() {
+            failing.report(disks.client());
+        }
     }
 
     /// Reads the sizes of all exports anew.
@@ -414,7 +420,7 @@ impl HostDisks {
 
     /// Returns the longest time that [`close`](Self::close) waits for servers.
     pub(crate) fn patience(&self) -> Duration {
-        if self.disks().is_some() { UNMAP_PATIENCE } else { Duration::ZERO }
+        if self.disks().is_some() { ENDING_PATIENCE } else { Duration::ZERO }
     }
 
     /// Unmaps all disks, and closes the sessions of all clients.
@@ -422,8 +428,9 @@ impl HostDisks {
         *lock(&self.ended) = true;
         self.ending.notify_all();
         if let Some(disks) = self.disks() {
-            disks.fail_fast();
-            unmap_all(disks.client(), stop, || disks.close());
+            let mut unserved = disks.finish();
+            unmap_all(disks.client(), stop, || disks.close(&mut unserved));
+            unserved.tell();
         }
         if let Some(served) = self.served() {
             served.log();

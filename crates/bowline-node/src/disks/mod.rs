@@ -9,7 +9,9 @@
 mod client;
 mod clients;
 mod device;
+mod ending;
 mod exported;
+mod failing;
 mod front_ends;
 mod handed;
 mod host;
@@ -25,7 +27,9 @@ pub mod watch;
 
 pub use client::{ClientObjects, UNMAP_PATIENCE, client_classes, report_all, unmap_all};
 pub use device::{DeviceConfig, Route, RouteConfig};
+pub use ending::{ENDING_PATIENCE, Unserved};
 pub use exported::{Export, ServingConfig};
+pub use failing::FailingDisks;
 pub use front_ends::{DiskFrontEnds, DiskNotice, FrontEndConfig, Mapping, map_options};
 pub use handed::HandedFrontEnds;
 pub use mapping::{MapConfig, map_patiently, refused};

@@ -9,6 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use bowline_base::clock;
 use bowline_ctl::{Errno, Sys};
 use bowline_rnbd_driver::{
     server::{ExportServer, Exports, Moved, ServerConfig},
@@ -24,6 +25,7 @@ use bowline_verbs::DeviceAttr;
 use super::{
     Trouble, clients,
     exported::{Export, left_out},
+    failing::{Failing, advice},
     lost::Lost,
 };
 use crate::{
@@ -44,6 +46,7 @@ pub struct Served {
 struct Log {
     offences: Offences,
     lost: Lost,
+    failing: Failing,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -109,6 +112,16 @@ impl Served {
         exports.iter().find(|export| export.name.as_deref() == Some(name))?.whole()
     }
 
+    /// Returns the file or device behind an export, if it has one.
+    fn place(&self, name: &str) -> Option<String> {
+        let exports = lock(&self.exports);
+        let file = match exports.iter().find(|export| export.name.as_deref() == Some(name)) {
+            Some(export) => export.file.clone()?,
+            None => exports.iter().find_map(|export| export.dir.clone())?.join(name),
+        };
+        Some(file.display().to_string())
+    }
+
     /// Adds an export, and prints a line for it.
     pub fn add(&self, export: Export) -> Result<(), Trouble> {
         self.server.add(|exports| export.add_to(exports))?;
@@ -163,7 +176,15 @@ impl Served {
         let paths = log.lost.lines(now, &news, missed, why);
         let (events, missed) = server.take_client_events();
         let clients = clients::lines(&events, missed, |session| client_address(server, session));
-        for line in clients.into_iter().chain(paths).chain(log.offences.look(now, server)) {
+        let failures = server.failures();
+        let failures = failures.iter().map(|(name, failures)| (&**name, *failures));
+        let about = |name: &str, errno| {
+            let place = self.place(name).map_or(String::new(), |place| format!(" ({place})"));
+            (format!("export {name}{place}"), advice(errno).to_owned())
+        };
+        let failing = log.failing.lines(clock::now(), failures, about);
+        let lines = clients.into_iter().chain(paths).chain(log.offences.look(now, server));
+        for line in lines.chain(failing) {
             note_of_peer!("{}{line}", stamp());
         }
     }

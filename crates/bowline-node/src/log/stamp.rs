@@ -29,7 +29,7 @@ fn is_journal() -> bool {
 }
 
 /// Returns a time as in RFC 3339, given in seconds since 1970.
-fn utc(seconds: u64) -> String {
+pub fn utc(seconds: u64) -> String {
     let is_leap = |year: u64| {
         year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400))
     };

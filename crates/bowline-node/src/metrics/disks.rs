@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use bowline_base::clock;
 use bowline_rnbd_driver::{
     server::ExportServer,
     tree::{DiskState, Disks, Exports, Traffic},
@@ -197,6 +198,18 @@ fn disk_families(out: &mut Exposition, disks: &dyn Disks) {
                 (disk.state == DiskState::Open).into()
             }),
             ("size_bytes", Gauge, "Size of the disk.", |disk| disk.bytes),
+            (
+                "failed_requests_total",
+                Counter,
+                "Requests that the server's storage failed.",
+                |disk| disk.failures.count,
+            ),
+            ("failing", Gauge, "Whether the server's storage fails requests now.", |disk| {
+                disk.failures.is_failing(clock::now()).into()
+            }),
+            ("waiting_requests", Gauge, "Requests that wait for a slot or for a path.", |disk| {
+                disk.queue.waiting
+            }),
         ],
     );
     let traffic: Vec<_> = rows.into_iter().map(|(labels, disk)| (labels, disk.traffic)).collect();
@@ -220,6 +233,12 @@ fn export_families(out: &mut Exposition, exports: &dyn Exports) {
             }),
             ("open_sessions", Gauge, "Sessions that have the export open.", |export| {
                 export.opens.len() as u64
+            }),
+            ("failed_requests_total", Counter, "Requests that storage failed.", |export| {
+                export.failures.count
+            }),
+            ("failing", Gauge, "Whether storage fails requests now.", |export| {
+                export.failures.is_failing(clock::now()).into()
             }),
         ],
     );

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use bowline_block::{BlockDevice, DeviceMem, DiskEvent, DiskIo};
 use bowline_rnbd::client::{DevId, DevInfo, DiskRequest};
-use bowline_rnbd::{Errno, Limits};
+use bowline_rnbd::{Errno, Failures, Limits};
 use bowline_verbs::{Buffer, Mem, catch_callback_panic};
 use bowline_wire::rnbd::Access;
 
@@ -102,6 +102,11 @@ impl Disk {
     /// Returns its state and counters; `None` once it is unmapped.
     pub fn info(&self) -> Option<DevInfo> {
         self.link.info(self.dev)
+    }
+
+    /// Returns the requests that the server's storage has failed; `None` once it is unmapped.
+    pub fn failures(&self) -> Option<Failures> {
+        self.link.failures(self.dev)
     }
 
     /// Opens a closed disk again and waits for the answer [NB-37].

@@ -11,7 +11,7 @@ use bowline_block::{DiskDone, DiskEvent};
 use bowline_rnbd::client::{
     Config, Core, DevId, DevInfo, DiskRequest, DoneIo, Event, SendIo, ServiceMessage, Token,
 };
-use bowline_rnbd::{Errno, Limits, SessionLimits};
+use bowline_rnbd::{Errno, Failures, Limits, SessionLimits};
 use bowline_rtrs::{MemRef, RegionId};
 use bowline_rtrs_driver::client::{
     Completed, Completer, Done, LinkEv, Permit, PermitKind, Region, Req, Session, SessionBuilder,
@@ -340,7 +340,11 @@ impl Link {
     }
 
     pub(super) fn info(&self, dev: DevId) -> Option<DevInfo> {
-        self.lock().core.infos().into_iter().find(|info| info.id == dev)
+        self.lock().core.info(dev)
+    }
+
+    pub(super) fn failures(&self, dev: DevId) -> Option<Failures> {
+        self.lock().core.failures(dev)
     }
 
     /// Submits requests to a device.

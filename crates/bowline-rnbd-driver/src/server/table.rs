@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use bowline_base::clock;
 use bowline_block::backend::Backend;
 use bowline_rnbd::server::ExportId;
-use bowline_rnbd::{Errno, IoOp};
+use bowline_rnbd::{Errno, Failures, IoOp};
 use bowline_rtrs::RegionId;
 use bowline_wire::rnbd::Access;
 
@@ -38,6 +39,20 @@ struct Entry {
 pub(super) struct Table {
     entries: BTreeMap<ExportId, Entry>,
     ids: u32,
+    /// Stores that have failed requests. They stay when they are closed, so that the log learns of
+    /// them.
+    failed: BTreeMap<Identity, Failed>,
+}
+
+/// Most stores whose failures are remembered.
+const FAILED_MAX: usize = 1024;
+
+/// A store that has failed requests.
+#[derive(Clone)]
+pub(super) struct Failed {
+    /// Its label when it did.
+    pub(super) label: Arc<str>,
+    pub(super) failures: Failures,
 }
 
 impl Table {
@@ -138,6 +153,11 @@ impl Table {
     /// Counts a successful request.
     pub(super) fn count(&mut self, id: ExportId, op: IoOp, len: u32) {
         let Some(entry) = self.entries.get_mut(&id) else { return };
+        if !self.failed.is_empty()
+            && let Some(failed) = self.failed.get_mut(&entry.identity)
+        {
+            failed.failures.succeeded(op);
+        }
         let traffic = &mut entry.traffic;
         let (requests, bytes) = match op {
             IoOp::Flush => {
@@ -154,8 +174,34 @@ impl Table {
         *bytes += u64::from(len);
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = (ExportId, &OpenExport, &Traffic)> {
-        self.entries.iter().map(|(id, entry)| (*id, &entry.export, &entry.traffic))
+    /// Notes a request that storage has failed.
+    pub(super) fn fail(&mut self, id: ExportId, op: IoOp, errno: Errno) {
+        let Some(Entry { identity, export, .. }) = self.entries.get(&id) else { return };
+        let now = clock::now();
+        if self.failed.len() == FAILED_MAX && !self.failed.contains_key(identity) {
+            let oldest = |failed: &Failed| failed.failures.last.map(|last| last.at);
+            let oldest = self.failed.iter().min_by_key(|(_, failed)| oldest(failed));
+            let oldest = oldest.map(|(identity, _)| *identity);
+            oldest.and_then(|oldest| self.failed.remove(&oldest));
+        }
+        let new = || Failed { label: Arc::clone(&export.label), failures: Failures::default() };
+        self.failed.entry(*identity).or_insert_with(new).failures.failed(now, op, errno);
+    }
+
+    /// Returns the failures of a store.
+    pub(super) fn failures(&self, identity: Identity) -> Failures {
+        self.failed.get(&identity).map(|failed| failed.failures).unwrap_or_default()
+    }
+
+    /// Returns the stores that have failed requests.
+    pub(super) fn failed(&self) -> impl Iterator<Item = &Failed> {
+        self.failed.values()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (ExportId, &OpenExport, &Traffic, Failures)> {
+        self.entries
+            .iter()
+            .map(|(id, entry)| (*id, &entry.export, &entry.traffic, self.failures(entry.identity)))
     }
 }
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use bowline_ctl::{AttrDef, Dir, Errno, Node, Value};
 
+use super::health::Health;
 use super::{Block, DiskInfo, Disks, DynamicDir, MapSpec, UEVENT, command, dir_name, show, text};
 
 const MAP_DEVICE: &str = "Usage: echo \"[dest_port=server port number] sessname=<name of the rtrs \
@@ -22,9 +23,9 @@ pub fn disks_node(disks: Arc<dyn Disks>) -> Arc<dyn Node> {
     Arc::new(DynamicDir(move || {
         let all = disks.disks().into_iter();
         all.map(|disk| {
-            let disks = Arc::clone(&disks);
-            let node: Arc<dyn Node> = Arc::new(DiskNode { disks, name: disk.name.clone() });
-            (disk.name, node)
+            let (disks, name) = (Arc::clone(&disks), disk.name.clone());
+            let node: Arc<dyn Node> = Arc::new(DiskNode { disks, disk });
+            (name, node)
         })
         .collect()
     }))
@@ -75,13 +76,11 @@ impl Node for Devices {
     }
 }
 
-fn find(disks: &dyn Disks, name: &str) -> Result<DiskInfo, Errno> {
-    disks.disks().into_iter().find(|disk| disk.name == name).ok_or(Errno::ENODEV)
-}
-
+/// A disk as it was when the folder of disks was looked into: a look at many disks must not ask
+/// for all of them at each file.
 struct DiskNode {
     disks: Arc<dyn Disks>,
-    name: String,
+    disk: DiskInfo,
 }
 
 impl Node for DiskNode {
@@ -90,20 +89,21 @@ impl Node for DiskNode {
     }
 
     fn read(&self, name: &str) -> Result<Value, Errno> {
-        let disk = find(&*self.disks, &self.name)?;
-        let read_only = disk.access == bowline_wire::rnbd::Access::Ro;
-        Block { bytes: disk.bytes, read_only, traffic: disk.traffic }.read(name)
+        let DiskInfo { access, bytes, traffic, .. } = self.disk;
+        let read_only = access == bowline_wire::rnbd::Access::Ro;
+        Block { bytes, read_only, traffic }.read(name)
     }
 
     fn dirs(&self) -> Vec<(String, Arc<dyn Node>)> {
-        let node = RnbdNode { disks: Arc::clone(&self.disks), name: self.name.clone() };
-        vec![("rnbd".to_owned(), Arc::new(node))]
+        let node = RnbdNode { disks: Arc::clone(&self.disks), disk: self.disk.clone() };
+        let health = Health { failures: self.disk.failures, disk: Some(self.disk.clone()) };
+        vec![("rnbd".to_owned(), Arc::new(node)), health.folder()]
     }
 }
 
 struct RnbdNode {
     disks: Arc<dyn Disks>,
-    name: String,
+    disk: DiskInfo,
 }
 
 impl Node for RnbdNode {
@@ -123,11 +123,11 @@ impl Node for RnbdNode {
     }
 
     fn read(&self, name: &str) -> Result<Value, Errno> {
-        let disk = find(&*self.disks, &self.name)?;
+        let disk = &self.disk;
         match name {
             "state" => text(disk.state.name()),
-            "session" => text(disk.session),
-            "mapping_path" => text(disk.mapping_path),
+            "session" => text(disk.session.clone()),
+            "mapping_path" => text(disk.mapping_path.clone()),
             "access_mode" => text(disk.access.name()),
             "nr_poll_queues" => Ok(Value::Uint(disk.poll_queues.into())),
             "unmap_device" => Ok(Value::Usage("Usage: echo <normal|force> > unmap_device")),
@@ -139,11 +139,11 @@ impl Node for RnbdNode {
 
     fn write(&self, name: &str, value: &str) -> Result<(), Errno> {
         match (name, value) {
-            ("unmap_device", "normal") => self.disks.unmap(&self.name, false),
-            ("unmap_device", "force") => self.disks.unmap(&self.name, true),
-            ("remap_device", "1") => self.disks.remap(&self.name),
+            ("unmap_device", "normal") => self.disks.unmap(&self.disk.name, false),
+            ("unmap_device", "force") => self.disks.unmap(&self.disk.name, true),
+            ("remap_device", "1") => self.disks.remap(&self.disk.name),
             ("resize", value) => {
-                self.disks.resize(&self.name, sectors(value).ok_or(Errno::EINVAL)?)
+                self.disks.resize(&self.disk.name, sectors(value).ok_or(Errno::EINVAL)?)
             }
             ("unmap_device" | "remap_device", _) => Err(Errno::EINVAL),
             _ => Err(Errno::ENOENT),

@@ -4,6 +4,7 @@
 //! rnbd-client/ctl/{map_device, devices/<path>@<session> -> block/rnbd0}
 //! block/rnbd0/{size, ro, stat}
 //!            /rnbd/{state, session, mapping_path, .., unmap_device, resize, remap_device}
+//!            /bowline/{failed_requests, last_failure, queue, read_latencies, write_latencies}
 //! rnbd-server/ctl/{export_device, unexport_device}          if the process takes such commands
 //! rnbd-server/ctl/devices/<export>/{block_dev -> block/<export>}
 //!                                 /sessions/<session>/{access_mode, .., force_close}
@@ -14,6 +15,7 @@
 //! Spec: `docs/spec/rnbd.md`, sections 8 and 9.
 
 mod client;
+mod health;
 mod map;
 mod server;
 #[cfg(test)]
@@ -28,7 +30,7 @@ pub use client::{client_node, disks_node};
 pub use map::{MapPath, MapSpec, PATHS_MAX};
 pub use server::{Parameters, exports_node, server_node};
 pub use view::{
-    DiskInfo, DiskState, Disks, ExportCommands, ExportInfo, Exports, OpenInfo, Traffic,
+    DiskInfo, DiskState, Disks, ExportCommands, ExportInfo, Exports, OpenInfo, Queue, Traffic,
 };
 
 /// The attribute that every device of a class has.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use bowline_ctl::{AttrDef, Dir, Errno, Node, Value};
 use bowline_wire::rnbd::Access;
 
+use super::health::Health;
 use super::{
     Block, DynamicDir, ExportCommands, ExportInfo, Exports, OpenInfo, UEVENT, command, dir_name,
     show, text,
@@ -49,6 +50,10 @@ impl Node for BlockNode {
     fn read(&self, name: &str) -> Result<Value, Errno> {
         let ExportInfo { bytes, read_only, traffic, .. } = self.export;
         Block { bytes, read_only, traffic }.read(name)
+    }
+
+    fn dirs(&self) -> Vec<(String, Arc<dyn Node>)> {
+        vec![Health { failures: self.export.failures, disk: None }.folder()]
     }
 }
 

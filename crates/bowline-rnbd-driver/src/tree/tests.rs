@@ -1,8 +1,10 @@
 //! The tree against files captured from Linux 6.12.
 
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bowline_ctl::{Errno, Sys, Tree};
+use bowline_rnbd::{Failures, Latencies};
 use bowline_wire::rnbd::Access;
 
 use super::*;
@@ -12,6 +14,8 @@ const SERVER: &str = include_str!("../../testdata/sysfs-server.txt");
 
 #[derive(Default)]
 struct Fake {
+    /// How often all disks were looked at.
+    looks: AtomicUsize,
     done: Mutex<Vec<String>>,
 }
 
@@ -28,6 +32,7 @@ impl Disks for Fake {
     }
 
     fn disks(&self) -> Vec<DiskInfo> {
+        self.looks.fetch_add(1, Ordering::Relaxed);
         vec![DiskInfo {
             name: "rnbd0".to_owned(),
             mapping_path: "/dev/ram0".to_owned(),
@@ -42,6 +47,10 @@ impl Disks for Fake {
                 write_bytes: 1024,
                 ..Traffic::default()
             },
+            failures: Failures::default(),
+            queue: Queue { in_flight: 2, waiting: 1 },
+            read_latencies: Latencies::default(),
+            write_latencies: Latencies::default(),
         }]
     }
 
@@ -68,6 +77,7 @@ impl Exports for Fake {
             bytes: 1 << 30,
             read_only: false,
             traffic: Traffic::default(),
+            failures: Failures::default(),
             opens,
         };
         let open = OpenInfo {
@@ -157,6 +167,29 @@ fn files_modes_links_and_texts_are_those_of_linux() {
     ] {
         assert_eq!(tree.listing(path).unwrap(), section(capture, path), "{path}");
     }
+}
+
+#[test]
+fn a_look_at_all_disks_asks_for_them_once() {
+    let fake = Arc::<Fake>::default();
+    let tree = tree(&fake);
+    let all = tree.dump("/").unwrap().to_string();
+    assert!(all.contains("\"nr_poll_queues\"") && all.contains("\"last_failure\""), "{all}");
+    // For the folder of disks, and for links to them.
+    let looks = fake.looks.load(Ordering::Relaxed);
+    assert!(looks <= 4, "{looks} looks");
+}
+
+#[test]
+fn what_only_bowline_tells_is_in_a_folder_of_its_own() {
+    // tests [NB-67]
+    let tree = tree(&Arc::default());
+    let read = |path: &str| tree.read(path).unwrap().to_string();
+    assert_eq!(read("/block/rnbd0/bowline/queue"), "2 1\n");
+    assert_eq!(read("/block/rnbd0/bowline/last_failure"), "none\n");
+    assert_eq!(read("/block/rnbd0/bowline/read_latencies"), "\n");
+    assert_eq!(read("/block/ram0/bowline/failed_requests"), "0\n");
+    assert_eq!(tree.read("/block/ram0/bowline/queue"), Err(Errno::ENOENT));
 }
 
 #[test]

@@ -2,6 +2,7 @@
 //! them.
 
 use bowline_ctl::Errno;
+use bowline_rnbd::{Failures, Latencies};
 use bowline_wire::rnbd::Access;
 
 use super::MapSpec;
@@ -85,6 +86,23 @@ pub struct DiskInfo {
     pub bytes: u64,
     /// Counters of its requests.
     pub traffic: Traffic,
+    /// Requests that the server's storage has failed.
+    pub failures: Failures,
+    /// Pieces of requests in flight, and requests that wait for a slot or for the session.
+    pub queue: Queue,
+    /// How long reads took.
+    pub read_latencies: Latencies,
+    /// How long all other requests took.
+    pub write_latencies: Latencies,
+}
+
+/// Requests of a disk without an answer.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Queue {
+    /// Pieces of them that the server has.
+    pub in_flight: u64,
+    /// Requests, or remainders of requests, that wait for a slot or for the session.
+    pub waiting: u64,
 }
 
 /// Counters of a block device since it appeared.
@@ -177,6 +195,8 @@ pub struct ExportInfo {
     pub read_only: bool,
     /// Counters of its requests.
     pub traffic: Traffic,
+    /// Requests that storage has failed.
+    pub failures: Failures,
     /// Sessions that have it open.
     pub opens: Vec<OpenInfo>,
 }

@@ -16,13 +16,14 @@
 //! was never open, leaves a closed one closed, and ends the wait of `AwaitsOpen`.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use bowline_base::Instant;
 use bowline_wire::rnbd::Access;
 
 use super::queue::Fragment;
 use super::{DevId, DevInfo, DiskRequest, DiskStats, Outage, State, Token};
-use crate::{Errno, IoOp, Limits};
+use crate::{Errno, Failures, IoOp, Latencies, Limits};
 
 #[derive(Debug)]
 pub(super) struct Device {
@@ -37,7 +38,27 @@ pub(super) struct Device {
     pub(super) outage: Outage,
     pub(super) waiting: VecDeque<Fragment>,
     pub(super) in_flight: u32,
+    pub(super) seen: Seen,
+}
+
+/// What was seen of the requests of a device.
+#[derive(Debug, Default)]
+pub(super) struct Seen {
     pub(super) stats: DiskStats,
+    /// Requests that the server's storage has failed.
+    pub(super) failures: Failures,
+    pub(super) reads: Latencies,
+    pub(super) writes: Latencies,
+}
+
+impl Seen {
+    /// Counts how long a request took that has succeeded.
+    pub(super) fn took(&mut self, op: IoOp, time: Duration) {
+        match op {
+            IoOp::Read => self.reads.record(time),
+            _ => self.writes.record(time),
+        }
+    }
 }
 
 /// Where a device is between its map and the end of its unmap. [`State`] is what callers see of it.
@@ -161,7 +182,7 @@ impl Device {
             outage,
             waiting: VecDeque::new(),
             in_flight: 0,
-            stats: DiskStats::default(),
+            seen: Seen::default(),
         }
     }
 
@@ -278,7 +299,10 @@ impl Device {
             limits: self.limits(),
             in_flight: self.in_flight,
             waiting: self.waiting.len(),
-            stats: self.stats,
+            stats: self.seen.stats,
+            failures: self.seen.failures,
+            read_latencies: self.seen.reads.clone(),
+            write_latencies: self.seen.writes.clone(),
         }
     }
 }

@@ -7,16 +7,16 @@ use bowline_base::Instant;
 use bowline_wire::rnbd::{self as wire, Io, IoFlags};
 use bowline_wire::rtrs::Dir;
 
-use super::device::{Device, Open, Phase, supports};
+use super::device::{Device, Open, Phase, Seen, supports};
 use super::split::first_piece_len;
-use super::{DiskRequest, DiskStats, DoneIo, Piece, SendIo};
+use super::{DiskRequest, DoneIo, Piece, SendIo};
 use crate::{Errno, IoOp};
 
 /// A part of a request: a range that waits to be sent, or a piece that is in flight.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fragment {
     pub(super) parent: u32,
-    op: IoOp,
+    pub(super) op: IoOp,
     offset: u64,
     len: u32,
     /// Offset of its data in the region, in bytes.
@@ -46,10 +46,14 @@ struct Parent<D> {
     /// Index of the device, once a piece was sent that changes stored data.
     sent_to: Option<u32>,
     generation: u32,
+    /// When it was submitted.
+    since: Instant,
 }
 
 #[derive(Debug)]
 pub(super) struct Queue<D> {
+    /// The time of the call that is in progress.
+    pub(super) now: Instant,
     parents: Vec<Option<Parent<D>>>,
     free_parents: Vec<u32>,
     slots: Vec<Option<(u32, Fragment)>>,
@@ -88,6 +92,7 @@ const TIMEOUTS_KEPT: usize = 64;
 impl<D> Queue<D> {
     pub(super) fn new(slots: u16) -> Self {
         Self {
+            now: Instant::default(),
             parents: Vec::new(),
             free_parents: Vec::new(),
             slots: vec![None; usize::from(slots)],
@@ -115,9 +120,9 @@ impl<D> Queue<D> {
     }
 
     /// Answers a request that is not carried out.
-    pub(super) fn refuse(&mut self, done: D, errno: i32, stats: Option<&mut DiskStats>) {
-        if let Some(stats) = stats.filter(|_| errno != 0) {
-            stats.errors += 1;
+    pub(super) fn refuse(&mut self, done: D, errno: i32, seen: Option<&mut Seen>) {
+        if let Some(seen) = seen.filter(|_| errno != 0) {
+            seen.stats.errors += 1;
         }
         self.done.push(DoneIo { done, errno, late: None });
     }
@@ -139,6 +144,7 @@ impl<D> Queue<D> {
             redo: false,
             sent_to: None,
             generation,
+            since: self.now,
         };
         let parent = match self.free_parents.pop() {
             Some(at) => {
@@ -173,7 +179,7 @@ impl<D> Queue<D> {
         &mut self,
         parent: u32,
         errno: i32,
-        stats: Option<&mut DiskStats>,
+        seen: Option<&mut Seen>,
     ) -> Option<Fragment> {
         let slot = self.parents.get_mut(parent as usize)?;
         let entry = slot.as_mut()?;
@@ -210,8 +216,11 @@ impl<D> Queue<D> {
         let entry = slot.take()?;
         self.free_parents.push(parent);
         self.overdue.retain(|(_, overdue)| *overdue != parent);
-        if let Some(stats) = stats {
-            count(stats, &entry.request, entry.errno);
+        if let Some(seen) = seen {
+            if entry.errno == 0 {
+                seen.took(entry.request.op, self.now.saturating_since(entry.since));
+            }
+            count(&mut seen.stats, &entry.request, entry.errno);
         }
         match entry.done {
             Some(done) => self.done.push(DoneIo { done, errno: entry.errno, late: None }),
@@ -345,7 +354,7 @@ impl<D> Queue<D> {
                 device.waiting.remove(at);
                 self.waiting -= 1;
                 self.unreserve_slot(&fragment);
-                self.finish(parent, errno, Some(&mut device.stats));
+                self.finish(parent, errno, Some(&mut device.seen));
                 continue;
             }
             let entry = self.parents[fragment.parent as usize].as_mut()?;
@@ -469,7 +478,7 @@ fn message(device: u32, piece: &Fragment, fua: bool, nounmap: bool) -> Io {
     Io { device, sector, op, flags, len: piece.len, prio: 0 }
 }
 
-fn count(stats: &mut DiskStats, request: &DiskRequest<()>, errno: i32) {
+fn count(stats: &mut super::DiskStats, request: &DiskRequest<()>, errno: i32) {
     let bytes = u64::from(request.len);
     let (requests, total) = match request.op {
         _ if errno != 0 => {

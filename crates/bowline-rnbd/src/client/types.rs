@@ -6,7 +6,7 @@ use std::time::Duration;
 use bowline_wire::rnbd::{self as wire, Access};
 use bowline_wire::rtrs::Dir;
 
-use crate::{Errno, IoOp, Limits};
+use crate::{Errno, Failures, IoOp, Latencies, Limits};
 
 /// What happens to requests while the session is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -244,4 +244,10 @@ pub struct DevInfo {
     pub waiting: usize,
     /// Counters of the device.
     pub stats: DiskStats,
+    /// Requests that the server's storage has failed.
+    pub failures: Failures,
+    /// How long reads took from submission to answer, if they succeeded.
+    pub read_latencies: Latencies,
+    /// The same of all other requests.
+    pub write_latencies: Latencies,
 }

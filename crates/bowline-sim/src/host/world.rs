@@ -284,7 +284,11 @@ impl World {
         self.nodes[at].core = None;
         self.nodes[at].rds = None;
         self.nodes[at].hands_over = None;
-        self.nodes[at].config.generation += 2;
+        let config = &mut self.nodes[at].config;
+        config.generation += 2;
+        // As the library begins at the clock: an acknowledgement that was for the node of
+        // before is above or below all that the next one sends.
+        config.first_sequence = u64::from(config.generation) << 20;
         self.net.node_ended(at);
         self.nodes[at].phase = Phase::Dead { until: self.shared.now.get() + away };
     }

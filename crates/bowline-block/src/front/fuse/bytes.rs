@@ -13,27 +13,49 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 
 use bowline_rnbd::{Errno, IoOp, Limits};
-use bowline_verbs::catch_callback_panic;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use bowline_verbs::{Mem, catch_callback_panic};
 
 use crate::device::{BlockDevice, DeviceMem, DiskDone, DiskIo};
 use crate::front::range_alloc::RangeAllocator;
 use crate::front::turns::Turns;
 
 /// Memory for the data of requests in flight, in bytes.
-const MEMORY: usize = 16 << 20;
+pub(super) const MEMORY: usize = 16 << 20;
 /// Largest read or write, in bytes.
 pub(super) const MAX_IO: usize = 1 << 20;
 
-/// Callback for the result of a request; a read gives its bytes.
-pub(super) type Reply = Box<dyn FnOnce(Result<Vec<u8>, Errno>) + Send>;
+/// Callback for the result of a request; a read gives the memory of what was read, if it is any.
+pub(super) type Reply = Box<dyn FnOnce(Result<Option<&Mem>, Errno>) + Send>;
+
+/// Data in memory of the disk.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Data {
+    /// Where it begins, at a multiple of a page.
+    pub(super) at: usize,
+    pub(super) len: usize,
+    /// The memory stays its channel's, where the request's would be freed with it.
+    pub(super) lent: bool,
+}
 
 /// A request to the file.
 #[derive(Debug)]
-pub(super) enum FileRequest<'a> {
-    Read { offset: u64, len: usize },
-    Write { offset: u64, bytes: &'a [u8], durable: bool },
-    Zero { offset: u64, len: u64, keep: bool },
+pub(super) enum FileRequest {
+    /// What is read may be put at `place`, in memory that is its channel's and large enough.
+    Read {
+        offset: u64,
+        len: usize,
+        place: Option<usize>,
+    },
+    Write {
+        offset: u64,
+        data: Data,
+        durable: bool,
+    },
+    Zero {
+        offset: u64,
+        len: u64,
+        keep: bool,
+    },
     Sync,
 }
 
@@ -45,8 +67,6 @@ pub(super) struct Bytes {
     state: Mutex<State>,
     /// Wakes threads that wait for memory.
     freed: Condvar,
-    /// Those of the one thread that serves the kernel, who has them locked while it takes one.
-    turns: Mutex<Turns>,
 }
 
 struct State {
@@ -73,8 +93,8 @@ struct Op {
     /// Start and length of the whole blocks around that range.
     start: u64,
     span: u64,
-    /// Offset and length of the memory for the data.
-    data: Option<(usize, usize)>,
+    /// The memory of the data.
+    data: Option<Data>,
     /// Offset and length of the memory for the old contents of blocks that are changed in parts.
     old_blocks: Option<(usize, usize)>,
     fua: bool,
@@ -97,8 +117,9 @@ enum Stage {
 }
 
 impl Bytes {
-    pub(super) fn new(disk: Arc<dyn BlockDevice>) -> Result<Arc<Self>, Errno> {
-        let memory = disk.memory(MEMORY)?;
+    /// `more` bytes of its memory are left to a channel, which finds them behind [`MEMORY`].
+    pub(super) fn new(disk: Arc<dyn BlockDevice>, more: usize) -> Result<Arc<Self>, Errno> {
+        let memory = disk.memory(MEMORY + more)?;
         Ok(Arc::new_cyclic(|me| Self {
             weak_self: me.clone(),
             disk,
@@ -114,7 +135,6 @@ impl Bytes {
                 draining: false,
             }),
             freed: Condvar::new(),
-            turns: Mutex::default(),
         }))
     }
 
@@ -127,35 +147,44 @@ impl Bytes {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins a request; waits only for memory. The reply may come inside this call.
-    pub(super) fn submit(&self, request: FileRequest<'_>, reply: Reply) {
-        match self.prepare(&request) {
-            Err(errno) => reply(Err(errno)),
-            Ok(None) => reply(Ok(Vec::new())),
+    /// Begins a request, whose requests to the disk are added to `batch`; waits only for memory,
+    /// with those submitted. The reply may come inside this call.
+    pub(super) fn begin(&self, request: FileRequest, reply: Reply, batch: &mut Vec<DiskIo>) {
+        match self.prepare(&request, batch) {
             Ok(Some(mut op)) => {
                 op.reply = Some(reply);
-                let mut batch = Vec::new();
                 let mut state = self.lock();
                 let changes = op.op.changes();
                 let slot = state.insert(op);
                 if changes {
                     state.waiting.push_back(slot);
                 } else {
-                    self.add_requests(&mut state, slot, &mut batch);
+                    self.add_requests(&mut state, slot, batch);
                 }
-                self.admit_next(&mut state, &mut batch);
-                drop(state);
-                self.disk.submit(&mut batch);
+                self.admit_next(&mut state, batch);
+            }
+            done => {
+                if let FileRequest::Write { data, .. } = request {
+                    self.take_back(Some(data));
+                }
+                reply(done.map(|_| None));
             }
         }
     }
 
+    /// Submits what was begun.
+    pub(super) fn send(&self, batch: &mut Vec<DiskIo>) {
+        if !batch.is_empty() {
+            self.disk.submit(batch);
+        }
+    }
+
     /// Checks a request and prepares its operation; `None` if there is nothing to do.
-    fn prepare(&self, request: &FileRequest<'_>) -> Result<Option<Op>, Errno> {
+    fn prepare(&self, request: &FileRequest, batch: &mut Vec<DiskIo>) -> Result<Option<Op>, Errno> {
         let limits = self.disk.limits();
         let (op, offset, asked) = match *request {
-            FileRequest::Read { offset, len } => (IoOp::Read, offset, len as u64),
-            FileRequest::Write { offset, bytes, .. } => (IoOp::Write, offset, bytes.len() as u64),
+            FileRequest::Read { offset, len, .. } => (IoOp::Read, offset, len as u64),
+            FileRequest::Write { offset, data, .. } => (IoOp::Write, offset, data.len as u64),
             FileRequest::Zero { offset, len, .. } => (IoOp::WriteZeroes, offset, len),
             FileRequest::Sync => (IoOp::Flush, 0, 0),
         };
@@ -197,31 +226,69 @@ impl Bytes {
             errno: 0,
             reply: None,
         };
-        if op.has_data() {
-            // At most the largest IO and a block at each end.
-            new.data = Some(self.allocate(span as usize));
-        }
         if op == IoOp::Write && partial {
             new.stage = Stage::ReadOld;
-            new.old_blocks = Some(self.allocate(span as usize));
+            new.old_blocks = Some(self.allocate(span as usize, batch));
         }
-        if let (FileRequest::Write { bytes, .. }, Some((at, _))) = (request, new.data) {
-            let at = self.memory.mem.offset + at + (offset - start) as usize;
-            self.memory.mem.buffer.write(at, &bytes[..len as usize]);
+        new.data = match *request {
+            FileRequest::Read { place: Some(at), .. } if !partial => {
+                Some(Data { at, len: span as usize, lent: true })
+            }
+            FileRequest::Write { data, .. } if !partial => Some(data),
+            FileRequest::Read { .. } | FileRequest::Write { .. } => {
+                // At most the largest IO and a block at each end.
+                let (at, len) = self.allocate(span as usize, batch);
+                Some(Data { at, len, lent: false })
+            }
+            FileRequest::Zero { .. } | FileRequest::Sync => None,
+        };
+        if let (FileRequest::Write { data: old, .. }, Some(place), true) =
+            (request, new.data, partial)
+        {
+            let (buffer, base) = (&self.memory.mem.buffer, self.memory.mem.offset);
+            let to = base + place.at + (offset - start) as usize;
+            buffer.copy_to(base + old.at, buffer, to, len as usize);
+            self.take_back(Some(*old));
         }
         Ok(Some(new))
     }
 
-    fn allocate(&self, len: usize) -> (usize, usize) {
+    /// Memory of the disk, for a channel.
+    pub(super) fn mem(&self, at: usize, len: usize) -> Mem {
+        assert!(at + len <= self.memory.len(), "memory outside of what there is");
+        Mem {
+            buffer: Arc::clone(&self.memory.mem.buffer),
+            offset: self.memory.mem.offset + at,
+            len,
+        }
+    }
+
+    /// Takes back memory of a request that was not begun.
+    pub(super) fn take_back(&self, data: Option<Data>) {
+        if let Some(data) = data.filter(|data| !data.lent) {
+            self.lock().ranges.free(data.at, data.len);
+            self.freed.notify_all();
+        }
+    }
+
+    /// Takes back what lies behind the first `len` bytes of memory that was allocated.
+    pub(super) fn shrink(&self, at: usize, allocated: usize, len: usize) {
+        let kept = RangeAllocator::taken_by(len);
+        if kept < allocated {
+            self.take_back(Some(Data { at: at + kept, len: allocated - kept, lent: false }));
+        }
+    }
+
+    /// Allocates memory, and waits for it, with `batch` submitted.
+    pub(super) fn allocate(&self, len: usize, batch: &mut Vec<DiskIo>) -> (usize, usize) {
+        if let Some(at) = self.lock().ranges.allocate(len) {
+            return (at, len);
+        }
+        // Memory comes back when others take the answers.
+        self.send(batch);
+        self.disk.leave();
         let mut state = self.lock();
         loop {
-            if let Some(at) = state.ranges.allocate(len) {
-                return (at, len);
-            }
-            // Memory comes back when others take the answers.
-            drop(state);
-            self.leave();
-            state = self.lock();
             if let Some(at) = state.ranges.allocate(len) {
                 return (at, len);
             }
@@ -229,22 +296,15 @@ impl Bytes {
         }
     }
 
-    /// Answers requests in this thread until `other` can be read, or none are left, unless other
-    /// threads answer them: one that is waited for is then answered without a hand-over.
-    pub(super) fn serve_until(&self, other: BorrowedFd<'_>) {
-        let are_pending = || self.are_pending();
-        while are_pending() {
-            // It looks here first, since all that is there is submitted together.
-            let mut fds = [PollFd::from_borrowed_fd(other, PollFlags::IN)];
-            if poll(&mut fds, Some(&Timespec::default())).is_ok_and(|count| count > 0) {
-                return;
-            }
-            let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
-            if turns.take(&*self.disk, other, &are_pending).is_none() {
-                return;
-            }
-        }
-        self.leave();
+    /// Answers requests in this thread, or sleeps until some have ended or `other` can be read;
+    /// `None` if other threads answer them.
+    pub(super) fn turn(&self, turns: &mut Turns, other: BorrowedFd<'_>) -> Option<usize> {
+        turns.take(&*self.disk, other, &|| self.are_pending())
+    }
+
+    /// The thread with these turns answers no more for a while.
+    pub(super) fn leave(&self, turns: &mut Turns) {
+        turns.leave(&*self.disk);
     }
 
     /// Tells whether every request was answered, by whom ever.
@@ -253,13 +313,7 @@ impl Bytes {
         state.slots.len() == state.free.len() && state.answers.is_empty() && !state.draining
     }
 
-    /// The calling thread answers nothing for a while.
-    pub(super) fn leave(&self) {
-        let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
-        turns.leave(&*self.disk);
-    }
-
-    fn are_pending(&self) -> bool {
+    pub(super) fn are_pending(&self) -> bool {
         let state = self.lock();
         state.slots.len() > state.free.len()
     }
@@ -272,8 +326,8 @@ impl Bytes {
         };
         let done: Arc<dyn DiskDone> = me;
         let (kind, place) = match op.stage {
-            Stage::ReadOld => (IoOp::Read, op.old_blocks),
-            Stage::Main => (op.op, op.data),
+            Stage::ReadOld => (IoOp::Read, op.old_blocks.map(|(at, _)| at)),
+            Stage::Main => (op.op, op.data.map(|data| data.at)),
             Stage::Flush => (IoOp::Flush, None),
         };
         let (mut at, end) = match kind {
@@ -291,7 +345,7 @@ impl Bytes {
                 len,
                 fua: op.fua && kind == IoOp::Write,
                 nounmap: op.nounmap,
-                mem: place.map(|(at, _)| (self.memory.region, at)),
+                mem: place.map(|at| (self.memory.region, at)),
                 tag: slot as u64,
                 done: done.clone(),
             });
@@ -360,7 +414,7 @@ impl Bytes {
 
     /// Copies the old contents around the bytes that are written.
     fn fill_edges(&self, op: &Op) {
-        let (Some((new, _)), Some((old, _))) = (op.data, op.old_blocks) else { return };
+        let (Some(Data { at: new, .. }), Some((old, _))) = (op.data, op.old_blocks) else { return };
         let (buffer, base) = (&self.memory.mem.buffer, self.memory.mem.offset);
         let before = (op.offset - op.start) as usize;
         let after = before + op.len as usize;
@@ -371,25 +425,26 @@ impl Bytes {
 
     /// Replies, and frees the memory.
     fn finish(&self, mut op: Op) {
-        let result = match (op.errno, op.op, op.data) {
-            (0, IoOp::Read, Some((at, _))) => {
-                let mut out = Vec::new();
-                let at = self.memory.mem.offset + at + (op.offset - op.start) as usize;
-                self.memory.mem.buffer.append_to(at, op.len as usize, &mut out);
-                Ok(out)
-            }
-            (0, ..) => Ok(Vec::new()),
-            (errno, ..) => Err(Errno(-errno)),
-        };
+        let mem = op
+            .data
+            .filter(|_| op.op == IoOp::Read)
+            .map(|data| self.mem(data.at + (op.offset - op.start) as usize, op.len as usize));
+        if let Some(reply) = op.reply.take() {
+            // Its memory comes back even if that panics.
+            catch_callback_panic(|| match op.errno {
+                0 => reply(Ok(mem.as_ref())),
+                errno => reply(Err(Errno(-errno))),
+            });
+        }
         let mut state = self.lock();
-        for (at, len) in op.data.take().into_iter().chain(op.old_blocks.take()) {
+        if let Some(data) = op.data.take().filter(|data| !data.lent) {
+            state.ranges.free(data.at, data.len);
+        }
+        if let Some((at, len)) = op.old_blocks.take() {
             state.ranges.free(at, len);
         }
         drop(state);
         self.freed.notify_all();
-        if let Some(reply) = op.reply.take() {
-            reply(result);
-        }
     }
 }
 
@@ -424,7 +479,7 @@ impl DiskDone for Bytes {
             // After a panic in there, the next answers are still handled.
             catch_callback_panic(|| self.disk.submit(&mut batch));
             for op in finished.drain(..) {
-                catch_callback_panic(|| self.finish(op));
+                self.finish(op);
             }
             state = self.lock();
         }
@@ -450,13 +505,40 @@ mod tests {
 
     fn memory(bytes: u64) -> Arc<Bytes> {
         let store = open(BackendSpec::Memory { bytes, block: 4096 }).unwrap();
-        Bytes::new(LocalDevice::new("disk", store)).unwrap()
+        Bytes::new(LocalDevice::new("disk", store), 0).unwrap()
     }
 
-    fn wait(bytes: &Bytes, ask: FileRequest<'_>) -> Result<Vec<u8>, Errno> {
+    fn submit(bytes: &Bytes, ask: FileRequest, reply: Reply) {
+        let mut batch = Vec::new();
+        bytes.begin(ask, reply, &mut batch);
+        bytes.send(&mut batch);
+    }
+
+    fn wait(bytes: &Bytes, ask: FileRequest) -> Result<Vec<u8>, Errno> {
         let (send, receive) = channel();
-        bytes.submit(ask, Box::new(move |result| send.send(result).unwrap()));
+        let reply = move |result: Result<Option<&Mem>, Errno>| {
+            let read = result.map(|mem| {
+                let mut out = Vec::new();
+                if let Some(mem) = mem {
+                    mem.buffer.append_to(mem.offset, mem.len, &mut out);
+                }
+                out
+            });
+            send.send(read).unwrap();
+        };
+        submit(bytes, ask, Box::new(reply));
         receive.recv().unwrap()
+    }
+
+    fn read(offset: u64, len: usize) -> FileRequest {
+        FileRequest::Read { offset, len, place: None }
+    }
+
+    /// A write of these bytes, which are put into memory of the disk before.
+    fn write_of(disk: &Bytes, offset: u64, bytes: &[u8], durable: bool) -> FileRequest {
+        let (at, len) = disk.allocate(bytes.len(), &mut Vec::new());
+        disk.memory.write(at, bytes);
+        FileRequest::Write { offset, data: Data { at, len, lent: false }, durable }
     }
 
     #[test]
@@ -472,35 +554,30 @@ mod tests {
             let offset = below(model.len());
             let len = below((model.len() - offset).min(20_000)) + 1;
             if i % 3 == 0 {
-                let ask = FileRequest::Read { offset: offset as u64, len };
+                let ask = read(offset as u64, len);
                 assert_eq!(wait(&disk, ask).unwrap(), model[offset..offset + len]);
             } else {
                 let bytes = vec![i as u8; len];
-                let ask = FileRequest::Write {
-                    offset: offset as u64,
-                    bytes: &bytes,
-                    durable: i % 2 == 0,
-                };
+                let ask = write_of(&disk, offset as u64, &bytes, i % 2 == 0);
                 wait(&disk, ask).unwrap();
                 model[offset..offset + len].fill(i as u8);
             }
         }
-        assert_eq!(wait(&disk, FileRequest::Read { offset: 0, len: 1 << 16 }).unwrap(), model);
+        assert_eq!(wait(&disk, read(0, 1 << 16)).unwrap(), model);
     }
 
     #[test]
     fn the_end_of_the_disk_is_the_end_of_the_file() {
         let disk = memory(8192);
-        assert_eq!(wait(&disk, FileRequest::Read { offset: 8000, len: 4096 }).unwrap().len(), 192);
-        assert_eq!(wait(&disk, FileRequest::Read { offset: 9000, len: 4096 }).unwrap().len(), 0);
-        let write =
-            |offset, bytes| wait(&disk, FileRequest::Write { offset, bytes, durable: false });
+        assert_eq!(wait(&disk, read(8000, 4096)).unwrap().len(), 192);
+        assert_eq!(wait(&disk, read(9000, 4096)).unwrap().len(), 0);
+        let write = |offset, bytes: &[u8]| wait(&disk, write_of(&disk, offset, bytes, false));
         write(8190, &[5; 10]).unwrap();
-        assert_eq!(wait(&disk, FileRequest::Read { offset: 8188, len: 9 }).unwrap(), [0, 0, 5, 5]);
+        assert_eq!(wait(&disk, read(8188, 9)).unwrap(), [0, 0, 5, 5]);
         assert_eq!(write(8192, &[5; 10]), Err(Errno::ENOSPC));
         let zero = |offset, len| wait(&disk, FileRequest::Zero { offset, len, keep: false });
         assert_eq!(zero(4096, u64::MAX - 8192), Ok(vec![]));
-        assert_eq!(wait(&disk, FileRequest::Read { offset: 8188, len: 9 }).unwrap(), [0; 4]);
+        assert_eq!(wait(&disk, read(8188, 9)).unwrap(), [0; 4]);
         assert_eq!(zero(100, 200), Err(Errno::EOPNOTSUPP));
         assert_eq!(wait(&disk, FileRequest::Sync), Ok(vec![]));
     }
@@ -514,7 +591,7 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         let spec =
             BackendSpec::File { fd: file.into(), read_only: false, block: 4096, direct: true };
-        let disk = Bytes::new(LocalDevice::new("disk", open(spec).unwrap())).unwrap();
+        let disk = Bytes::new(LocalDevice::new("disk", open(spec).unwrap()), 0).unwrap();
         std::thread::scope(|threads| {
             for t in 0..4_u64 {
                 let disk = &disk;
@@ -522,19 +599,17 @@ mod tests {
                     // Each thread writes every fourth run of 100 bytes; threads share blocks.
                     for i in (t..600).step_by(4) {
                         let bytes = [t as u8 + 1; 100];
-                        let ask =
-                            FileRequest::Write { offset: i * 100, bytes: &bytes, durable: false };
+                        let ask = write_of(disk, i * 100, &bytes, false);
                         wait(disk, ask).unwrap();
                         // It also writes whole blocks elsewhere, which may run concurrently.
                         let bytes = [9; 4096];
-                        let ask =
-                            FileRequest::Write { offset: 15 * 4096, bytes: &bytes, durable: false };
+                        let ask = write_of(disk, 15 * 4096, &bytes, false);
                         wait(disk, ask).unwrap();
                     }
                 });
             }
         });
-        let all = wait(&disk, FileRequest::Read { offset: 0, len: 60_000 }).unwrap();
+        let all = wait(&disk, read(0, 60_000)).unwrap();
         for (i, run) in all.chunks(100).enumerate() {
             assert!(run.iter().all(|byte| *byte == i as u8 % 4 + 1), "run {i}");
         }
@@ -582,12 +657,15 @@ mod tests {
     fn many_writes_that_fail_at_once_take_no_stack() {
         const WRITES: u64 = 1500;
         let gone = Arc::new(Gone::default());
-        let disk = Bytes::new(LocalDevice::new("disk", gone.clone())).unwrap();
+        let disk = Bytes::new(LocalDevice::new("disk", gone.clone()), 0).unwrap();
         let (send, replies) = channel();
         for write in 0..WRITES {
-            let ask = FileRequest::Write { offset: write * 8192, bytes: &[1; 100], durable: false };
+            let ask = write_of(&disk, write * 8192, &[1; 100], false);
             let send = send.clone();
-            disk.submit(ask, Box::new(move |result| send.send((write, result)).unwrap()));
+            let reply = move |result: Result<Option<&Mem>, Errno>| {
+                send.send((write, result.map(drop))).unwrap();
+            };
+            submit(&disk, ask, Box::new(reply));
         }
         assert!(replies.try_recv().is_err(), "all wait for the first");
         let (io, done) = gone.0.lock().unwrap().take().unwrap();
@@ -628,14 +706,13 @@ mod tests {
     #[test]
     fn a_failed_read_stops_a_partial_write_and_nothing_else() {
         let faulty = Arc::new(Faulty(Mutex::default()));
-        let disk = Bytes::new(LocalDevice::new("disk", faulty.clone())).unwrap();
-        let write = |offset, bytes: &[u8], durable| {
-            wait(&disk, FileRequest::Write { offset, bytes, durable })
-        };
+        let disk = Bytes::new(LocalDevice::new("disk", faulty.clone()), 0).unwrap();
+        let write =
+            |offset, bytes: &[u8], durable| wait(&disk, write_of(&disk, offset, bytes, durable));
         assert_eq!(write(5000, b"part", false), Err(Errno::EIO));
         assert_eq!(*faulty.0.lock().unwrap(), [(IoOp::Read, 4096)], "nothing was written");
         assert_eq!(write(4096, &[1; 4096], false), Err(Errno::EIO));
-        assert_eq!(wait(&disk, FileRequest::Read { offset: 4097, len: 1 }), Err(Errno::EIO));
+        assert_eq!(wait(&disk, read(4097, 1)), Err(Errno::EIO));
         faulty.0.lock().unwrap().clear();
         assert_eq!(write(9000, b"part", true), Ok(vec![]), "later writes go on");
         let seen = [(IoOp::Read, 8192), (IoOp::Write, 8192), (IoOp::Flush, 0)];

@@ -1,20 +1,16 @@
 //! A mount that continues in another process: the kernel's end stays, with the requests that nobody
 //! has read, and programs keep the file open.
 //!
-//! fuser begins every session with the kernel's first request, which came long ago, and it ends
-//! one only with the mount. So it gets another descriptor for the beginning and for the end; in
-//! between, the kernel's is put in its place, under the same number.
+//! ```text
+//!   closed:  each thread parks after the request that it has; one that sleeps in a read is woken by
+//!            a request of our own, since a read takes a request with it when it returns
+//!   open:    they continue            handed over:  they end, and leave the rest to the kernel
+//! ```
 
-#![allow(unsafe_code, reason = "fuser's descriptor is known by its number")]
-
-use std::fs::File;
-use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-
-use fuser::{Config, Filesystem, Session};
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 /// A mount without its disk, for another process that takes it over.
 #[derive(Debug)]
@@ -25,35 +21,8 @@ pub struct Handed {
     pub opens: usize,
 }
 
-/// Number of FUSE_INIT, by which a session begins.
-const INIT: u32 = 26;
-/// The version of the protocol; what it brings was negotiated with the kernel before.
-const VERSION: [u32; 2] = [7, 31];
 /// By this message the kernel is asked to send again what was read and not answered (Linux 6.9).
 const RESEND: u32 = 7;
-
-/// Begins a session with a mount whose kernel has had its answer to FUSE_INIT.
-pub(super) fn session<F: Filesystem>(
-    file_system: F,
-    kernel: BorrowedFd<'_>,
-    config: Config,
-) -> io::Result<Session<F>> {
-    let flags = SocketFlags::CLOEXEC;
-    let (asks, answers) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-    // The length, the operation, its number, no node, no user, group or process; then the version,
-    // no read-ahead, and no flags.
-    let mut ask = Vec::new();
-    for word in [40 + 64, INIT, 1, 0, 0, 0, 0, 0, 0, 0, VERSION[0], VERSION[1]] {
-        ask.extend(word.to_ne_bytes());
-    }
-    ask.resize(40 + 64, 0);
-    let mut asks = File::from(asks);
-    asks.write_all(&ask)?;
-    let session = Session::from_fd(file_system, answers, config.acl, config)?;
-    let _ = asks.read(&mut [0; 256])?;
-    put(kernel, session.as_fd().as_raw_fd())?;
-    Ok(session)
-}
 
 /// Has the kernel send again all requests that a process had read and has not answered: that
 /// process has ended.
@@ -66,56 +35,47 @@ pub(super) fn ask_again(kernel: BorrowedFd<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// Ends the session that has this descriptor, whose thread is not reading from it.
-pub(super) fn end(number: RawFd) -> io::Result<()> {
-    put(File::open("/dev/null")?.as_fd(), number)
-}
-
-/// Puts a descriptor in the place of one that fuser has.
-fn put(descriptor: BorrowedFd<'_>, number: RawFd) -> io::Result<()> {
-    // SAFETY: the number is that of a session's descriptor, which lives as long as the session: so
-    // no other descriptor is closed, and all that own the number expect requests there.
-    let put = unsafe { libc::dup3(descriptor.as_raw_fd(), number, libc::O_CLOEXEC) };
-    if put < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
-}
-
 #[derive(Debug, Default)]
 struct State {
-    /// The thread of the session waits here.
-    is_parked: bool,
+    /// Number of threads that wait here.
+    parked: usize,
+    is_handed_over: bool,
 }
 
-/// Pauses the thread of a session.
+/// Pauses the threads of a mount.
 #[derive(Debug, Default)]
 pub(super) struct Gate {
     state: Mutex<State>,
     changed: Condvar,
-    /// Relaxed: the thread that sees it takes the lock.
+    /// Relaxed: a thread that sees it takes the lock.
     is_closed: AtomicBool,
 }
 
 impl Gate {
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Only a bug in this module panics with the lock held; the panic was printed.
+        // Two plain values are always consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Tells whether threads are to be paused.
     pub(super) fn is_closed(&self) -> bool {
         self.is_closed.load(Relaxed)
     }
 
-    /// Waits until a pause ends, if there is one.
-    pub(super) fn park(&self) {
+    /// Waits until a pause ends, if there is one; returns whether the thread continues.
+    pub(super) fn park(&self) -> bool {
         let mut state = self.lock();
-        while self.is_closed() {
-            state.is_parked = true;
+        state.parked += 1;
+        while self.is_closed() && !state.is_handed_over {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        state.is_parked = false;
+        state.parked -= 1;
+        !state.is_handed_over
     }
 
-    pub(super) fn is_parked(&self) -> bool {
-        self.lock().is_parked
+    /// Returns how many threads are paused.
+    pub(super) fn parked(&self) -> usize {
+        self.lock().parked
     }
 
     /// Begins a pause.
@@ -128,6 +88,12 @@ impl Gate {
     pub(super) fn open(&self) {
         let _state = self.lock();
         self.is_closed.store(false, Relaxed);
+        self.changed.notify_all();
+    }
+
+    /// Makes all threads end that are paused.
+    pub(super) fn hand_over(&self) {
+        self.lock().is_handed_over = true;
         self.changed.notify_all();
     }
 }

@@ -4,42 +4,51 @@
 //! disk, and fsync is a flush of the disk. Holes (fallocate) are punched by writing zeroes, since a
 //! discarded block may have any contents, and programs that punch holes rely on reading zeroes.
 //!
-//! A killed program stays until its request is answered, since fuser does not pass FUSE_INTERRUPT
-//! on.
+//! A killed program stays until its request is answered: a request that was sent is not taken back.
+//!
+//! ```text
+//!   mod      mounts, and unmounts, with fuser
+//!   device   requests and answers by /dev/fuse
+//!   ring     the same by io_uring, where the kernel offers that
+//!   wire     their bytes
+//!   file     what each of them does
+//!   bytes    reads and writes of any bytes, as requests to the disk
+//!   hand_over   pauses, and continues in another process
+//! ```
 
 mod bytes;
+mod device;
+mod file;
 mod hand_over;
+mod ring;
+mod wire;
 
-use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
-use fuser::{
-    BackgroundSession, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation,
-    INodeNo, InitFlags, KernelConfig, LockOwner, MountOption, OpenFlags, RenameFlags, ReplyAttr,
-    ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyStatfs, ReplyWrite, Request,
-    Session, SessionACL, TimeOrNow, WriteFlags,
-};
+use fuser::{Filesystem, InitFlags, KernelConfig, MountOption, Request, Session, SessionACL};
 
 use crate::device::{BlockDevice, DiskEvent};
-use bytes::{Bytes, FileRequest, MAX_IO, Reply};
+use bytes::{Bytes, MAX_IO};
+use device::Device;
+use file::{DiskFile, Users};
 use hand_over::Gate;
 pub use hand_over::Handed;
+use ring::{Layout, Ring};
 
-const FILE: INodeNo = INodeNo(2);
-/// How long the kernel may cache attributes: not at all, since a disk's size can change.
-const TTL: Duration = Duration::ZERO;
 /// Most asynchronous requests that the kernel keeps in flight.
 const BACKGROUND: u16 = 64;
 /// How long unmounting waits for the last requests.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// How often it is checked meanwhile whether threads have ended.
+const END_POLL: Duration = Duration::from_millis(1);
 
 /// Options of a mount.
 #[derive(Clone, Copy, Debug, Default)]
@@ -50,6 +59,10 @@ pub struct FuseOptions {
     /// Other users can access the mount. Needs root, or `user_allow_other` in the system's
     /// fuse.conf.
     pub allow_other: bool,
+    /// Number of threads that take the kernel's requests; 0 for half of the processors, at most
+    /// four. Without effect where requests come by io_uring, which is where Linux 6.14 or later
+    /// offers that (the parameter `enable_uring` of its module fuse).
+    pub threads: usize,
 }
 
 /// A directory with the file of a disk in it. Dropping it unmounts: at once if nobody has the file
@@ -57,35 +70,43 @@ pub struct FuseOptions {
 pub struct Mount {
     dir: PathBuf,
     device: u64,
-    users: Arc<Mutex<Users>>,
-    parts: Arc<Parts>,
-    session: Option<BackgroundSession>,
-    /// The number of the session's descriptor.
-    number: RawFd,
-    /// Another process has mounted it.
-    is_resumed: bool,
+    file: Arc<DiskFile>,
+    /// Where the kernel's requests come from.
+    kernel: OwnedFd,
+    gate: Arc<Gate>,
+    unmounts: Unmounts,
+    has_ring: bool,
+    threads: Vec<JoinHandle<()>>,
 }
 
-/// What a mount and its file system share.
-#[derive(Debug)]
-struct Parts {
-    bytes: Arc<Bytes>,
-    /// Where the kernel's requests come from; set before the first one does.
-    kernel: OnceLock<OwnedFd>,
-    gate: Gate,
+/// Who unmounts the directory at the end.
+enum Unmounts {
+    /// The one who has mounted it: this session.
+    Session(Session<Handshake>),
+    /// This process, which continues with what another has mounted.
+    Here,
+    /// Another process, which continues.
+    Other,
 }
 
-/// Use of the file.
-#[derive(Default)]
-struct Users {
-    /// Number of opens of the file.
-    open: usize,
-    /// Opens of the file are refused.
-    disabled: bool,
+/// What the kernel is answered before there are requests.
+struct Handshake {
+    /// A ring is asked for, then whether the kernel offers it.
+    ring: bool,
+    offered: mpsc::Sender<bool>,
 }
 
-fn lock(users: &Mutex<Users>) -> MutexGuard<'_, Users> {
-    users.lock().unwrap_or_else(PoisonError::into_inner)
+impl Filesystem for Handshake {
+    fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        // Optional: the kernel may lack this, or take the nearest number.
+        let _ = config.add_capabilities(InitFlags::FUSE_ASYNC_DIO);
+        let _ = config.set_max_write(MAX_IO as u32);
+        let _ = config.set_max_background(BACKGROUND);
+        let flag = InitFlags::FUSE_OVER_IO_URING;
+        // Who asked waits for it.
+        let _ = self.offered.send(self.ring && config.add_capabilities(flag).is_ok());
+        Ok(())
+    }
 }
 
 /// Mounts a directory with one file, `file_name`, which is the disk.
@@ -102,53 +123,6 @@ pub fn mount(
     if file_name.is_empty() || file_name.contains(['/', '\0']) || [".", ".."].contains(&file_name) {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    let users = Arc::<Mutex<Users>>::default();
-    let (file_system, config) = prepare(&disk, &users, file_name, options)?;
-    let parts = Arc::clone(&file_system.parts);
-    let session = Session::new(file_system, dir, &config)?;
-    begin(session, &disk, dir, file_name, users, parts, false)
-}
-
-/// Continues with a mount that another process has [handed over](Mount::hand_over) or left behind at
-/// its end: programs have the file open all the time. The options must be the same.
-///
-/// A request that the other process had read and not answered is executed again, or for the
-/// first time; that needs Linux 6.9.
-///
-/// # Errors
-/// As [`mount`].
-pub fn resume(
-    disk: Arc<dyn BlockDevice>,
-    dir: &Path,
-    file_name: &str,
-    options: FuseOptions,
-    handed: Handed,
-) -> io::Result<Mount> {
-    let users = Arc::new(Mutex::new(Users { open: handed.opens, disabled: false }));
-    let (file_system, config) = prepare(&disk, &users, file_name, options)?;
-    let parts = Arc::clone(&file_system.parts);
-    let session = hand_over::session(file_system, handed.kernel.as_fd(), config)?;
-    // An older kernel sends nothing again; after a hand-over, there is nothing to send.
-    let _ = hand_over::ask_again(handed.kernel.as_fd());
-    begin(session, &disk, dir, file_name, users, parts, true)
-}
-
-fn prepare(
-    disk: &Arc<dyn BlockDevice>,
-    users: &Arc<Mutex<Users>>,
-    file_name: &str,
-    options: FuseOptions,
-) -> io::Result<(DiskFs, fuser::Config)> {
-    let bytes =
-        Bytes::new(Arc::clone(disk)).map_err(|errno| io::Error::from_raw_os_error(errno.0))?;
-    let file_system = DiskFs {
-        parts: Arc::new(Parts { bytes, kernel: OnceLock::new(), gate: Gate::default() }),
-        users: Arc::clone(users),
-        name: file_name.into(),
-        read_only: options.read_only,
-        owner: (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()),
-        since: SystemTime::now(),
-    };
     let mut config = fuser::Config::default();
     config.mount_options = vec![
         MountOption::FSName("bowline".into()),
@@ -161,30 +135,147 @@ fn prepare(
     if options.allow_other {
         config.acl = SessionACL::All;
     }
-    Ok((file_system, config))
+    let make = |ring: bool| Served::new(&disk, dir, file_name, options, &config, ring);
+    // A kernel that offers a ring and then refuses it serves nobody until it is mounted anew.
+    let Served { file, session, gate, has_ring, threads } = make(true).or_else(|_| make(false))?;
+    let kernel = session.as_fd().try_clone_to_owned()?;
+    let unmounts = Unmounts::Session(session);
+    let device = std::fs::metadata(dir)?.dev();
+    keep_size(&disk, &file, dir.join(file_name));
+    Ok(Mount { dir: dir.to_owned(), device, file, kernel, gate, unmounts, has_ring, threads })
 }
 
-fn begin(
-    session: Session<DiskFs>,
-    disk: &Arc<dyn BlockDevice>,
+/// Continues with a mount that another process has [handed over](Mount::hand_over): programs have the
+/// file open all the time. The options must be the same.
+///
+/// Was it handed to a process that has ended since, requests that this had read by the same
+/// descriptor are executed again, or for the first time; that needs Linux 6.9.
+///
+/// # Errors
+/// ENOMEM; no descriptors left.
+pub fn resume(
+    disk: Arc<dyn BlockDevice>,
     dir: &Path,
     file_name: &str,
-    users: Arc<Mutex<Users>>,
-    parts: Arc<Parts>,
-    is_resumed: bool,
+    options: FuseOptions,
+    handed: Handed,
 ) -> io::Result<Mount> {
-    let _ = parts.kernel.set(session.as_fd().try_clone_to_owned()?);
-    let number = session.as_fd().as_raw_fd();
-    let session = session.spawn()?;
+    let users = Users { open: handed.opens, disabled: false };
+    let file = new_file(&disk, file_name, options, users, 0)?;
+    // An older kernel sends nothing again; after a hand-over, there is nothing to send.
+    let _ = hand_over::ask_again(handed.kernel.as_fd());
+    let (kernel, gate) = (handed.kernel, Arc::<Gate>::default());
+    let threads = serve_by_device(kernel.try_clone()?, &file, &gate, options.device_threads())?;
     let device = std::fs::metadata(dir)?.dev();
-    let (file, mounted) = (dir.join(file_name), Arc::downgrade(&users));
+    keep_size(&disk, &file, dir.join(file_name));
+    let (unmounts, has_ring) = (Unmounts::Here, false);
+    Ok(Mount { dir: dir.to_owned(), device, file, kernel, gate, unmounts, has_ring, threads })
+}
+
+/// A file that is mounted and served.
+struct Served {
+    file: Arc<DiskFile>,
+    session: Session<Handshake>,
+    gate: Arc<Gate>,
+    has_ring: bool,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Served {
+    /// Mounts the file; with `ring`, it is served by io_uring if the kernel offers that.
+    fn new(
+        disk: &Arc<dyn BlockDevice>,
+        dir: &Path,
+        file_name: &str,
+        options: FuseOptions,
+        config: &fuser::Config,
+        ring: bool,
+    ) -> io::Result<Self> {
+        // Made before the kernel waits for it.
+        let made = Layout::of_this_machine()
+            .filter(|_| ring)
+            .and_then(|layout| Some((layout, ring::build(layout).ok()?)));
+        let (offered, is_offered) = mpsc::channel();
+        let session = Session::new(Handshake { ring: made.is_some(), offered }, dir, config)?;
+        let made = made.filter(|_| is_offered.try_recv() == Ok(true));
+        let more = made.as_ref().map_or(0, |(layout, _)| layout.len());
+        let file = new_file(disk, file_name, options, Users::default(), more)?;
+        let kernel = || session.as_fd().try_clone_to_owned();
+        let mut threads = Vec::new();
+        if let Some((layout, made)) = made {
+            let ring = Ring::new(made, layout, kernel()?, Arc::clone(&file))?;
+            let (send, ready) = mpsc::channel();
+            threads.push(start("bowline-fuse-ring", move || {
+                // Who started it waits for this.
+                ring.run(|result| drop(send.send(result)));
+            })?);
+            ready.recv().map_err(io::Error::other)??;
+        }
+        // By the ring come all but a few.
+        let has_ring = !threads.is_empty();
+        let count = if has_ring { 1 } else { options.device_threads() };
+        let gate = Arc::default();
+        threads.extend(serve_by_device(kernel()?, &file, &gate, count)?);
+        Ok(Self { file, session, gate, has_ring, threads })
+    }
+}
+
+impl FuseOptions {
+    /// How many threads take requests by /dev/fuse, if there is no other way.
+    fn device_threads(self) -> usize {
+        match self.threads {
+            0 => std::thread::available_parallelism().map_or(1, |cpus| cpus.get() / 2).clamp(1, 4),
+            count => count,
+        }
+    }
+}
+
+fn new_file(
+    disk: &Arc<dyn BlockDevice>,
+    name: &str,
+    options: FuseOptions,
+    users: Users,
+    more: usize,
+) -> io::Result<Arc<DiskFile>> {
+    let bytes = Bytes::new(Arc::clone(disk), more);
+    Ok(Arc::new(DiskFile {
+        users: Mutex::new(users),
+        name: name.into(),
+        read_only: options.read_only,
+        bytes: bytes.map_err(|errno| io::Error::from_raw_os_error(errno.0))?,
+        owner: (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()),
+        since: SystemTime::now(),
+    }))
+}
+
+/// Starts the threads that take requests by /dev/fuse.
+fn serve_by_device(
+    kernel: OwnedFd,
+    file: &Arc<DiskFile>,
+    gate: &Arc<Gate>,
+    count: usize,
+) -> io::Result<Vec<JoinHandle<()>>> {
+    let first = Device { fd: kernel };
+    let more = (1..count).map(|_| first.another()).collect::<io::Result<Vec<_>>>()?;
+    let devices = more.into_iter().chain([first]).map(|device| {
+        let (device, file, gate) = (Arc::new(device), Arc::clone(file), Arc::clone(gate));
+        start("bowline-fuse", move || device::serve(&device, &file, &gate))
+    });
+    devices.collect()
+}
+
+fn start(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+    std::thread::Builder::new().name(name.to_owned()).spawn(body)
+}
+
+/// Tells the kernel when the size of the file changes, while it is mounted.
+fn keep_size(disk: &Arc<dyn BlockDevice>, file: &Arc<DiskFile>, path: PathBuf) {
+    let mounted = Arc::downgrade(file);
     disk.on_change(Box::new(move |event| {
         if matches!(event, DiskEvent::Resized(_)) && mounted.strong_count() > 0 {
-            refresh_size(file.clone());
+            refresh_size(path.clone());
         }
     }));
-    let session = Some(session);
-    Ok(Mount { dir: dir.to_owned(), device, users, parts, session, number, is_resumed })
 }
 
 /// Makes the kernel fetch the size of the file again, in a thread, since that waits for an answer.
@@ -203,46 +294,50 @@ impl Mount {
 
     /// Returns how often the file is open. The kernel reports a close a moment after it.
     pub fn opens(&self) -> usize {
-        lock(&self.users).open
+        self.file.users().open
     }
 
     /// Refuses further opens of the file if it is not open, until [`Mount::enable`]; returns true
     /// if so.
     pub fn disable_if_unused(&self) -> bool {
-        let mut users = lock(&self.users);
+        let mut users = self.file.users();
         users.disabled |= users.open == 0;
         users.open == 0
     }
 
     /// Allows opens of the file again.
     pub fn enable(&self) {
-        lock(&self.users).disabled = false;
+        self.file.users().disabled = false;
+    }
+
+    /// Tells why another process cannot continue with it.
+    pub fn cannot_hand_over(&self) -> Option<&'static str> {
+        self.has_ring.then_some(
+            "a mount that is served by io_uring ends with its process: unmount it and start again, \
+             or set the parameter enable_uring of the kernel's module fuse to N before it is \
+             mounted",
+        )
     }
 
     /// Takes no more requests, until [`Mount::unpause`].
     pub fn pause(&self) {
-        self.parts.gate.close();
-        // The thread of the session pauses after its next request.
-        refresh_size(self.dir.clone());
+        self.gate.close();
+        let (dir, threads) = (self.dir.clone(), self.threads.len());
+        // Each wakes a thread. When all are paused, the next waits for whoever continues.
+        let wake = move || (0..threads).for_each(|_| _ = std::fs::metadata(&dir));
+        // If this fails, requests of programs do the same.
+        let _ = start("bowline-fuse-wake", wake);
     }
 
     /// Tells whether a pause has begun: each request that was begun is answered.
     pub fn is_paused(&self) -> bool {
-        self.parts.gate.is_parked() && self.parts.bytes.is_idle()
+        let serving = self.threads.iter().filter(|thread| !thread.is_finished()).count();
+        self.gate.parked() == serving && self.file.bytes.is_idle()
     }
 
     /// Takes requests again.
     pub fn unpause(&self) {
-        self.parts.gate.open();
-    }
-
-    /// Returns where the kernel's requests come from: who keeps a copy can [resume] the mount after
-    /// a sudden end of this process.
-    ///
-    /// # Errors
-    /// No descriptors left.
-    pub fn kernel(&self) -> io::Result<OwnedFd> {
-        self.parts.kernel.get().ok_or(io::ErrorKind::NotConnected)?.try_clone()
+        self.gate.open();
     }
 
     /// Leaves a mount that [is paused](Self::is_paused), and returns what another process needs to
@@ -251,373 +346,62 @@ impl Mount {
     /// # Errors
     /// No descriptors left: it is unmounted.
     pub fn hand_over(mut self) -> io::Result<Handed> {
-        let kernel = self.kernel()?;
-        hand_over::end(self.number)?;
-        self.parts.gate.open();
-        if let Some(session) = self.session.take() {
-            let end = Instant::now() + PATIENCE;
-            while !session.guard.is_finished() && Instant::now() < end {
-                std::thread::sleep(Duration::from_millis(1));
-            }
+        let kernel = self.kernel.try_clone()?;
+        self.gate.hand_over();
+        self.wait_for_threads();
+        if let Unmounts::Session(session) = std::mem::replace(&mut self.unmounts, Unmounts::Other) {
             // It would unmount.
             std::mem::forget(session);
         }
-        let opens = self.opens();
-        Ok(Handed { kernel, opens })
+        Ok(Handed { kernel, opens: self.opens() })
+    }
+
+    /// Waits a little for the threads to end.
+    fn wait_for_threads(&self) {
+        let end = Instant::now() + PATIENCE;
+        let is_done = || self.threads.iter().all(JoinHandle::is_finished);
+        while !is_done() && Instant::now() < end {
+            std::thread::sleep(END_POLL);
+        }
     }
 
     /// Unmounts the directory, and waits a little for requests in flight.
-    fn unmount(&self, session: BackgroundSession) {
-        let guard: JoinHandle<io::Result<()>> = {
-            let session = session;
-            session.guard
-            // Dropping the session unmounts.
+    fn unmount(&mut self) {
+        let unmounts = std::mem::replace(&mut self.unmounts, Unmounts::Other);
+        let is_here = match unmounts {
+            Unmounts::Session(session) => {
+                // Unmounts.
+                drop(session);
+                false
+            }
+            Unmounts::Here => true,
+            Unmounts::Other => return,
         };
         let still_there = std::fs::metadata(&self.dir).is_ok_and(|dir| dir.dev() == self.device);
         if still_there {
             // The file is open: detach the mount, which then serves its users only. Without the
             // privilege, fusermount has done the same already.
             let detached = rustix::mount::unmount(&self.dir, rustix::mount::UnmountFlags::DETACH);
-            if detached.is_err() && self.is_resumed {
+            if is_here && detached.is_err() {
                 let mut helper = Command::new("fusermount3");
                 // Without it, or where it fails, the mount stays, and answers ENOTCONN.
                 let _ = helper.args(["-u", "-q", "-z", "--"]).arg(&self.dir).status();
             }
         }
-        let end = Instant::now() + PATIENCE;
-        while !guard.is_finished() && Instant::now() < end {
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        self.wait_for_threads();
     }
 }
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        self.parts.gate.open();
-        if let Some(session) = self.session.take() {
-            self.unmount(session);
-        }
+        // A mount that ends serves its users no longer.
+        self.gate.open();
+        self.unmount();
     }
 }
 
 impl fmt::Debug for Mount {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Mount").field("dir", &self.dir).finish_non_exhaustive()
-    }
-}
-
-/// The file system: a directory and a file.
-struct DiskFs {
-    parts: Arc<Parts>,
-    users: Arc<Mutex<Users>>,
-    name: OsString,
-    read_only: bool,
-    owner: (u32, u32),
-    since: SystemTime,
-}
-
-impl DiskFs {
-    fn is_read_only(&self) -> bool {
-        self.read_only || self.parts.bytes.limits().read_only
-    }
-
-    fn attr(&self, ino: INodeNo) -> Option<FileAttr> {
-        let (kind, perm, size) = match ino {
-            INodeNo::ROOT => (FileType::Directory, 0o500, 0),
-            FILE => {
-                let perm = if self.is_read_only() { 0o400 } else { 0o600 };
-                (FileType::RegularFile, perm, self.parts.bytes.limits().bytes)
-            }
-            _ => return None,
-        };
-        Some(FileAttr {
-            ino,
-            size,
-            blocks: size / 512,
-            atime: self.since,
-            mtime: self.since,
-            ctime: self.since,
-            crtime: self.since,
-            kind,
-            perm,
-            nlink: if kind == FileType::Directory { 2 } else { 1 },
-            uid: self.owner.0,
-            gid: self.owner.1,
-            rdev: 0,
-            blksize: 4096,
-            flags: 0,
-        })
-    }
-
-    fn empty(&self, ask: FileRequest<'_>, reply: ReplyEmpty) {
-        self.submit(
-            ask,
-            Box::new(move |result| match result {
-                Ok(_) => reply.ok(),
-                Err(errno) => reply.error(Errno::from_i32(errno.0)),
-            }),
-        );
-    }
-
-    /// Submits a request, then answers those that end before the kernel has another one.
-    fn submit(&self, ask: FileRequest<'_>, reply: Reply) {
-        self.parts.bytes.submit(ask, reply);
-        self.serve();
-    }
-
-    /// Answers requests in flight until the kernel has another one: every call of the kernel's ends
-    /// so, since nobody else may be doing it.
-    fn serve(&self) {
-        if let Some(kernel) = self.parts.kernel.get() {
-            self.parts.bytes.serve_until(kernel.as_fd());
-        }
-        if self.parts.gate.is_closed() {
-            self.parts.bytes.leave();
-            self.parts.gate.park();
-        }
-    }
-}
-
-impl Filesystem for DiskFs {
-    fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        // Optional: the kernel may lack this, or take the nearest number.
-        let _ = config.add_capabilities(InitFlags::FUSE_ASYNC_DIO);
-        let _ = config.set_max_write(MAX_IO as u32);
-        let _ = config.set_max_background(BACKGROUND);
-        Ok(())
-    }
-
-    fn lookup(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        match self.attr(FILE) {
-            Some(attr) if parent == INodeNo::ROOT && name == self.name => {
-                reply.entry(&TTL, &attr, Generation(0));
-            }
-            _ => reply.error(Errno::ENOENT),
-        }
-        self.serve();
-    }
-
-    fn getattr(&self, _req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
-        match self.attr(ino) {
-            Some(attr) => reply.attr(&TTL, &attr),
-            None => reply.error(Errno::ENOENT),
-        }
-        self.serve();
-    }
-
-    fn setattr(
-        &self,
-        _req: &Request,
-        ino: INodeNo,
-        mode: Option<u32>,
-        uid: Option<u32>,
-        gid: Option<u32>,
-        size: Option<u64>,
-        _atime: Option<TimeOrNow>,
-        _mtime: Option<TimeOrNow>,
-        _ctime: Option<SystemTime>,
-        fh: Option<FileHandle>,
-        _crtime: Option<SystemTime>,
-        _chgtime: Option<SystemTime>,
-        _bkuptime: Option<SystemTime>,
-        _flags: Option<fuser::BsdFileFlags>,
-        reply: ReplyAttr,
-    ) {
-        // An open with O_TRUNC arrives here and changes nothing, as with a disk. If open handled
-        // O_TRUNC, the kernel would take the file for empty and end reads of others at offset 0.
-        let on_open = size == Some(0) && fh.is_none() && !self.is_read_only();
-        match self.attr(ino) {
-            None => reply.error(Errno::ENOENT),
-            // As with a disk, the size cannot be changed. Times are accepted and ignored.
-            Some(attr) if size.is_some_and(|size| size != attr.size) && !on_open => {
-                reply.error(Errno::EINVAL);
-            }
-            Some(_) if mode.is_some() || uid.is_some() || gid.is_some() => {
-                reply.error(Errno::EPERM);
-            }
-            Some(attr) => reply.attr(&TTL, &attr),
-        }
-        self.serve();
-    }
-
-    fn mknod(&self, _: &Request, _: INodeNo, _: &OsStr, _: u32, _: u32, _: u32, reply: ReplyEntry) {
-        // Here and below: entries cannot be created, renamed or removed. Without these methods the
-        // answer would be ENOSYS.
-        reply.error(Errno::EPERM);
-    }
-
-    fn mkdir(&self, _: &Request, _: INodeNo, _: &OsStr, _: u32, _: u32, reply: ReplyEntry) {
-        reply.error(Errno::EPERM);
-    }
-
-    fn unlink(&self, _: &Request, _: INodeNo, _: &OsStr, reply: ReplyEmpty) {
-        reply.error(Errno::EPERM);
-    }
-
-    fn rmdir(&self, _: &Request, _: INodeNo, _: &OsStr, reply: ReplyEmpty) {
-        reply.error(Errno::EPERM);
-    }
-
-    fn rename(
-        &self,
-        _: &Request,
-        _: INodeNo,
-        _: &OsStr,
-        _: INodeNo,
-        _: &OsStr,
-        _: RenameFlags,
-        reply: ReplyEmpty,
-    ) {
-        reply.error(Errno::EPERM);
-    }
-
-    fn open(&self, _req: &Request, _ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        if self.is_read_only() && flags.acc_mode() != fuser::OpenAccMode::O_RDONLY {
-            return reply.error(Errno::EROFS);
-        }
-        let mut users = lock(&self.users);
-        if users.disabled {
-            return reply.error(Errno::ENODEV);
-        }
-        users.open += 1;
-        drop(users);
-        let flags = FopenFlags::FOPEN_DIRECT_IO
-            | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES
-            | FopenFlags::FOPEN_NOFLUSH;
-        reply.opened(FileHandle(0), flags);
-        self.serve();
-    }
-
-    fn release(
-        &self,
-        _req: &Request,
-        _ino: INodeNo,
-        _fh: FileHandle,
-        _flags: OpenFlags,
-        _lock_owner: Option<LockOwner>,
-        _flush: bool,
-        reply: ReplyEmpty,
-    ) {
-        let mut users = lock(&self.users);
-        users.open = users.open.saturating_sub(1);
-        drop(users);
-        reply.ok();
-        self.serve();
-    }
-
-    fn read(
-        &self,
-        _req: &Request,
-        _ino: INodeNo,
-        _fh: FileHandle,
-        offset: u64,
-        size: u32,
-        _flags: OpenFlags,
-        _lock_owner: Option<LockOwner>,
-        reply: ReplyData,
-    ) {
-        self.submit(
-            FileRequest::Read { offset, len: size as usize },
-            Box::new(move |result| match result {
-                Ok(bytes) => reply.data(&bytes),
-                Err(errno) => reply.error(Errno::from_i32(errno.0)),
-            }),
-        );
-    }
-
-    fn write(
-        &self,
-        _req: &Request,
-        _ino: INodeNo,
-        _fh: FileHandle,
-        offset: u64,
-        data: &[u8],
-        _write_flags: WriteFlags,
-        flags: OpenFlags,
-        _lock_owner: Option<LockOwner>,
-        reply: ReplyWrite,
-    ) {
-        if self.is_read_only() {
-            return reply.error(Errno::EROFS);
-        }
-        let len = u32::try_from(data.len()).unwrap_or(u32::MAX);
-        let room = move |bytes: &Bytes| {
-            let room = bytes.limits().bytes.saturating_sub(offset);
-            u32::try_from(room).unwrap_or(u32::MAX).min(len)
-        };
-        let (before, bytes) = (room(&self.parts.bytes), Arc::clone(&self.parts.bytes));
-        let durable = flags.0 & libc::O_DSYNC != 0;
-        self.submit(
-            FileRequest::Write { offset, bytes: data, durable },
-            Box::new(move |result| match result {
-                // A disk that became smaller meanwhile has not accepted all bytes.
-                Ok(_) => match before.min(room(&bytes)) {
-                    0 if len > 0 => reply.error(Errno::ENOSPC),
-                    written => reply.written(written),
-                },
-                Err(errno) => reply.error(Errno::from_i32(errno.0)),
-            }),
-        );
-    }
-
-    fn fsync(
-        &self,
-        _req: &Request,
-        _ino: INodeNo,
-        _fh: FileHandle,
-        _datasync: bool,
-        reply: ReplyEmpty,
-    ) {
-        self.empty(FileRequest::Sync, reply);
-    }
-
-    fn fallocate(
-        &self,
-        _req: &Request,
-        _ino: INodeNo,
-        _fh: FileHandle,
-        offset: u64,
-        length: u64,
-        mode: i32,
-        reply: ReplyEmpty,
-    ) {
-        let zero = |keep| FileRequest::Zero { offset, len: length, keep };
-        let end = offset.saturating_add(length);
-        match mode & !libc::FALLOC_FL_KEEP_SIZE {
-            _ if self.is_read_only() => reply.error(Errno::EROFS),
-            libc::FALLOC_FL_PUNCH_HOLE => self.empty(zero(false), reply),
-            libc::FALLOC_FL_ZERO_RANGE => self.empty(zero(true), reply),
-            // Space is allocated up to the end of the disk.
-            0 if end <= self.parts.bytes.limits().bytes => reply.ok(),
-            0 => reply.error(Errno::ENOSPC),
-            _ => reply.error(Errno::EOPNOTSUPP),
-        }
-    }
-
-    fn readdir(
-        &self,
-        _req: &Request,
-        _ino: INodeNo,
-        _fh: FileHandle,
-        offset: u64,
-        mut reply: ReplyDirectory,
-    ) {
-        let entries = [
-            (INodeNo::ROOT, FileType::Directory, OsStr::new(".")),
-            (INodeNo::ROOT, FileType::Directory, OsStr::new("..")),
-            (FILE, FileType::RegularFile, &self.name),
-        ];
-        for (next, (ino, kind, name)) in (1..).zip(entries) {
-            if next > offset && reply.add(ino, next, kind, name) {
-                break;
-            }
-        }
-        reply.ok();
-        self.serve();
-    }
-
-    fn statfs(&self, _req: &Request, _ino: INodeNo, reply: ReplyStatfs) {
-        reply.statfs(self.parts.bytes.limits().bytes / 4096, 0, 0, 1, 0, 4096, 255, 4096);
-        self.serve();
     }
 }

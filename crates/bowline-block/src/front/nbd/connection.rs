@@ -12,10 +12,15 @@ use bowline_rnbd::{Errno, IoOp, Limits};
 use bowline_verbs::Mem;
 use rustix::net::RecvFlags;
 
+use super::check::{Action, check};
 use super::hand_over::{self, Gate, HandedClient};
 use super::handshake::{self, Outcome};
 use super::output::{Output, Reply};
+use super::reply::{self, Failure, Head, Origin};
 use super::requests::{Place, Request, Requests};
+use super::status::{self, Extents};
+use super::wire::Session;
+use super::work::{Work, WorkQueue};
 use super::{NbdOptions, wire};
 use crate::device::{BlockDevice, DiskDone, DiskIo};
 use crate::front::sys;
@@ -27,7 +32,7 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 const READ_AHEAD: usize = 64 << 10;
 /// After a write of at least this many bytes only the next request is received, so that its data
 /// need not be copied out of the buffer.
-const LARGE: u32 = 16 << 10;
+const LARGE: u64 = 16 << 10;
 
 /// A connection, shared by its two threads and the requests in flight.
 pub(super) struct Connection {
@@ -35,7 +40,9 @@ pub(super) struct Connection {
     client: ClientConnection,
     disk: Arc<dyn BlockDevice>,
     options: NbdOptions,
+    session: Session,
     requests: Requests,
+    work: WorkQueue,
     output: Output,
     gate: Arc<Gate>,
     /// The client has hung up, so data read for it is unwanted. Relaxed, as `aborted`: neither
@@ -45,19 +52,31 @@ pub(super) struct Connection {
     aborted: AtomicBool,
 }
 
+/// Where a connection begins: behind the handshake, or where an earlier process has left it.
+#[derive(Default)]
+pub(super) struct Begin {
+    pub(super) session: Session,
+    /// Bytes of the client that were read already.
+    pub(super) unread: Vec<u8>,
+    /// Bytes that are to be sent before all others.
+    pub(super) unsent: Vec<u8>,
+}
+
 /// Why a client sends no more requests.
 enum Ended {
     /// It has sent NBD_CMD_DISC: requests in flight are answered first.
     Disconnect,
-    /// It is gone, or has sent an invalid request.
-    Broken,
+    /// It is gone, or its connection is closed.
+    Gone,
+    /// It has broken the protocol.
+    Broken(&'static str),
     /// The server pauses: the rest of its requests is not taken, or not yet.
     Paused,
 }
 
 impl From<io::Error> for Ended {
     fn from(_: io::Error) -> Self {
-        Self::Broken
+        Self::Gone
     }
 }
 
@@ -97,22 +116,21 @@ impl Connection {
         options: NbdOptions,
         gate: Arc<Gate>,
     ) -> io::Result<()> {
-        if negotiate(client.socket(), &*disk, &options)? == Outcome::Abort {
+        let Outcome::Begin(session) = negotiate(client.socket(), &*disk, &options)? else {
             return Ok(());
-        }
-        Self::resume(client, disk, options, gate, Vec::new(), Vec::new())
+        };
+        Self::resume(client, disk, options, gate, Begin { session, ..Begin::default() })
     }
 
-    /// Serves a client that has chosen an export. These bytes of it were read already, and these
-    /// are to be sent before all others.
+    /// Serves a client that has chosen an export.
     pub(super) fn resume(
         client: ClientConnection,
         disk: Arc<dyn BlockDevice>,
         options: NbdOptions,
         gate: Arc<Gate>,
-        unread: Vec<u8>,
-        unsent: Vec<u8>,
+        begin: Begin,
     ) -> io::Result<()> {
+        let Begin { session, unread, unsent } = begin;
         prepare(client.socket())?;
         let memory =
             disk.memory(options.memory).map_err(|errno| io::Error::from_raw_os_error(errno.0))?;
@@ -121,7 +139,9 @@ impl Connection {
             client,
             disk,
             options,
+            session,
             requests: Requests::new(memory),
+            work: WorkQueue::default(),
             output: Output::beginning(unsent),
             gate,
             hung_up: AtomicBool::new(false),
@@ -130,34 +150,37 @@ impl Connection {
         let handler: Weak<dyn ClientHandler> = connection.weak_self.clone();
         connection.client.set_handler(handler);
         connection.gate.enter(connection.weak_self.clone());
-        connection.run(unread);
-        Ok(())
+        match connection.run(unread) {
+            Err(Ended::Broken(why)) => Err(handshake::broken(why)),
+            Ok(()) | Err(Ended::Disconnect | Ended::Gone | Ended::Paused) => Ok(()),
+        }
     }
 
-    fn run(self: &Arc<Self>, unread: Vec<u8>) {
+    fn run(self: &Arc<Self>, unread: Vec<u8>) -> Result<(), Ended> {
         std::thread::scope(|threads| {
             let writer = std::thread::Builder::new()
                 .name("bowline-nbd-out".into())
                 .spawn_scoped(threads, || self.output.write(self.socket(), &self.requests));
             self.output.send(self.socket(), &self.requests, std::iter::empty());
             let mut input = Input::new(self.socket(), &*self.disk, &self.gate, unread);
-            let mut ended = if writer.is_ok() { self.read(&mut input) } else { Err(Ended::Broken) };
+            let mut ended = if writer.is_ok() { self.read(&mut input) } else { Err(Ended::Gone) };
             while let Err(Ended::Paused) = ended {
                 self.disk.leave();
                 ended = match self.gate.park(self) {
                     true => self.read(&mut input),
-                    false if self.give(&input) => return,
-                    false => Err(Ended::Broken),
+                    false if self.give(&input) => return Ok(()),
+                    false => Err(Ended::Gone),
                 };
             }
             self.disk.leave();
-            if let Err(Ended::Disconnect) = ended {
+            if matches!(ended, Err(Ended::Disconnect)) || self.client.is_finishing() {
                 self.requests.wait_all();
             }
             self.abort();
             self.client.shut_down();
             self.output.close(&self.requests);
-        });
+            ended
+        })
     }
 
     fn socket(&self) -> &UnixStream {
@@ -180,29 +203,29 @@ impl Connection {
         let unsent = self.output.take(&self.requests);
         let unread = input.buffered().to_vec();
         self.client.forget();
-        self.gate.give(HandedClient { socket, unread, unsent });
+        self.gate.give(HandedClient { socket, session: self.session, unread, unsent });
         true
     }
 
     /// Reads requests; never returns `Ok`.
     fn read(&self, input: &mut Input<'_>) -> Result<(), Ended> {
         let mut batch = Vec::new();
+        let format = self.session.format;
+        let request_len = format.request_len();
         loop {
             if self.gate.is_closed() {
                 self.disk.submit(&mut batch);
                 return Err(Ended::Paused);
             }
-            if input.buffered().len() < wire::REQUEST_LEN {
+            if input.buffered().len() < request_len {
                 self.disk.submit(&mut batch);
                 self.await_request(input)?;
             }
-            let request = input.buffered().get(..wire::REQUEST_LEN).and_then(wire::Request::parse);
-            let request = request.ok_or(Ended::Broken)?;
-            input.begin_request();
-            input.limit = match request.command {
-                wire::CMD_WRITE if request.len >= LARGE => wire::REQUEST_LEN,
-                _ => READ_AHEAD,
-            };
+            let request = wire::Request::parse(format, input.buffered());
+            let request = request.ok_or(Ended::Broken("no request where one should begin"))?;
+            input.begin_request(request_len);
+            let is_large = request.payload(format) >= LARGE;
+            input.limit = if is_large { request_len } else { READ_AHEAD };
             let handled = self.handle_request(&request, input, &mut batch);
             if let Err(Ended::Disconnect | Ended::Paused) = handled {
                 self.disk.submit(&mut batch);
@@ -216,7 +239,7 @@ impl Connection {
     /// without a hand-over.
     fn await_request(&self, input: &mut Input<'_>) -> Result<(), Ended> {
         let are_pending = || self.requests.are_pending();
-        while input.buffered().len() < wire::REQUEST_LEN {
+        while input.buffered().len() < self.session.format.request_len() {
             if self.gate.is_closed() {
                 return Err(Ended::Paused);
             }
@@ -237,26 +260,25 @@ impl Connection {
         batch: &mut Vec<DiskIo>,
     ) -> Result<(), Ended> {
         let limits = limits(&*self.disk, &self.options);
-        let op = match request.command {
-            wire::CMD_DISC => return Err(Ended::Disconnect),
-            wire::CMD_READ => Ok(IoOp::Read),
-            wire::CMD_WRITE => Ok(IoOp::Write),
-            wire::CMD_FLUSH => Ok(IoOp::Flush),
-            wire::CMD_TRIM => Ok(IoOp::Discard),
-            wire::CMD_WRITE_ZEROES => Ok(IoOp::WriteZeroes),
-            _ => Err(Errno::EINVAL),
-        };
-        let op = op.and_then(|op| check(&limits, request, op).map(|()| op));
-        let is_write = request.command == wire::CMD_WRITE;
-        if is_write && request.len > wire::MAX_PAYLOAD {
-            // Too much data even to skip.
-            return Err(Ended::Broken);
+        if request.command == wire::CMD_DISC {
+            return Err(Ended::Disconnect);
         }
-        if op == Ok(IoOp::Read) && self.hung_up.load(Relaxed) {
+        let action = check(&limits, self.session, request);
+        let payload = request.payload(self.session.format);
+        let origin = Origin {
+            cookie: request.cookie,
+            is_read: request.command == wire::CMD_READ,
+            offset: request.offset,
+        };
+        if payload > wire::MAX_PAYLOAD.into() {
+            return Err(Ended::Broken("a request with more than 32 MiB of data"));
+        }
+        if matches!(action, Ok(Action::Io(IoOp::Read))) && self.hung_up.load(Relaxed) {
             return Ok(());
         }
-        let data = match op {
-            Ok(IoOp::Read | IoOp::Write) => request.len,
+        let data = match action {
+            // At most MAX_PAYLOAD.
+            Ok(Action::Io(IoOp::Read | IoOp::Write)) => request.len as u32,
             _ => 0,
         };
         if self.requests.is_separate(data) {
@@ -267,19 +289,18 @@ impl Connection {
             input.turns.leave(&*self.disk);
         });
         let Some(place) = place else {
-            return Err(if self.gate.is_closed() { input.take_back(&[]) } else { Ended::Broken });
+            return Err(if self.gate.is_closed() { input.take_back(&[]) } else { Ended::Gone });
         };
-        let (op, place) = match (op, place) {
-            (Ok(op), Ok(place)) => (op, place),
-            (op, place) => {
-                let errno = op.err().or(place.as_ref().err().copied()).unwrap_or(Errno::EIO);
-                if is_write {
+        let (op, place) = match (action, place) {
+            (Ok(Action::Io(op)), Ok(place)) => (op, place),
+            (action, _) => {
+                if payload > 0 || matches!(action, Ok(Action::Status)) {
                     self.disk.submit(batch);
-                    input.skip(request.len as usize)?;
                 }
-                // Many of them may follow.
+                input.skip(payload as usize)?;
+                // The disk may take its time, and many refused requests may follow.
                 input.turns.leave(&*self.disk);
-                self.refuse(request.cookie, errno);
+                self.answer_at_once(&limits, request, origin, action);
                 return Ok(());
             }
         };
@@ -296,23 +317,19 @@ impl Connection {
         let fua = request.flags & wire::CMD_FLAG_FUA != 0;
         // RNBD supports FUA for writes only. [NB-24]
         let native_fua = op == IoOp::Write && limits.fua;
+        let (offset, len) = if op == IoOp::Flush { (0, 0) } else { (request.offset, request.len) };
+        let nounmap = request.flags & wire::CMD_FLAG_NO_HOLE != 0;
+        let mut rest = Work { op, offset, len, nounmap };
+        let first = rest.take_piece();
         let tag = self.requests.add(Request {
-            cookie: request.cookie,
+            origin,
             place,
             len: data,
-            is_read: op == IoOp::Read,
+            rest,
             flush_after: fua && op.changes() && !native_fua && limits.write_cache,
         });
-        batch.push(DiskIo {
-            op,
-            offset: if op == IoOp::Flush { 0 } else { request.offset },
-            len: if op == IoOp::Flush { 0 } else { request.len },
-            fua: fua && native_fua,
-            nounmap: request.flags & wire::CMD_FLAG_NO_HOLE != 0,
-            mem: mem.map(|(_, name)| name),
-            tag,
-            done: self.done().ok_or(Ended::Broken)?,
-        });
+        let io = disk_io(first, tag, self.done().ok_or(Ended::Gone)?);
+        batch.push(DiskIo { fua: fua && native_fua, mem: mem.map(|(_, name)| name), ..io });
         Ok(())
     }
 
@@ -320,10 +337,51 @@ impl Connection {
         Some(self.weak_self.upgrade()?)
     }
 
-    fn refuse(&self, cookie: u64, errno: Errno) {
-        let header = wire::reply(wire::error_of(errno.neg()), cookie);
-        let reply = Reply { header, place: Place::None, len: 0, has_data: false };
+    /// Answers a request that needs no operation of the disk, or cannot have one.
+    fn answer_at_once(
+        &self,
+        limits: &Limits,
+        request: &wire::Request,
+        origin: Origin,
+        action: Result<Action, Failure<'_>>,
+    ) {
+        let (head, tail) = match action {
+            Ok(Action::Status) => {
+                let one = request.flags & wire::CMD_FLAG_REQ_ONE != 0;
+                let extents = if one { Extents::One } else { Extents::Several };
+                let (offset, len) = (request.offset, request.len);
+                let found = status::descriptors(&*self.disk, limits, offset, len, extents);
+                reply::status(self.session.format, origin, &found, limits.logical)
+            }
+            Ok(Action::Cache) => (reply::success(self.session.format, origin, 0), Box::default()),
+            Ok(Action::Io(_)) => {
+                let text = "no memory for the data of a large request";
+                let failure = Failure { error: wire::ENOMEM, text, at: None };
+                reply::failure(self.session.format, origin, &failure)
+            }
+            Err(failure) => reply::failure(self.session.format, origin, &failure),
+        };
+        let reply = Reply { head, tail, place: Place::None, len: 0, has_data: false };
         self.output.send(self.socket(), &self.requests, std::iter::once(reply));
+    }
+
+    /// Builds the reply to a request from the result of the disk: 0, or a negative errno.
+    fn reply(&self, request: Request, errno: i32) -> Reply {
+        let Request { origin, place, len, .. } = request;
+        let (head, tail) = if errno == 0 {
+            (reply::success(self.session.format, origin, len), Box::default())
+        } else {
+            self.disk_error(origin, errno)
+        };
+        Reply { head, tail, place, len, has_data: origin.is_read && errno == 0 }
+    }
+
+    #[cold]
+    fn disk_error(&self, origin: Origin, errno: i32) -> (Head, Box<[u8]>) {
+        // NBD has few error numbers; the text has the disk's own.
+        let text = io::Error::from_raw_os_error(errno.wrapping_neg()).to_string();
+        let failure = Failure { error: wire::error_number(errno), text: &text, at: None };
+        reply::failure(self.session.format, origin, &failure)
     }
 }
 
@@ -348,61 +406,34 @@ impl DiskDone for Connection {
     }
 
     fn done(&self, results: &[(u64, i32)]) {
-        let mut flushes = Vec::new();
+        let mut pieces = Vec::new();
+        // Nobody waits for the rest of a request when all are unwanted.
+        let aborted = if self.aborted.load(Relaxed) { Errno::ECONNABORTED.neg() } else { 0 };
         let replies = results.iter().filter_map(|&(tag, errno)| {
-            let Ok(request) = self.requests.complete(tag, errno)? else {
-                flushes.push(tag);
-                return None;
-            };
-            Some(Reply {
-                header: wire::reply(wire::error_of(errno), request.cookie),
-                place: request.place,
-                len: request.len,
-                has_data: request.is_read && errno == 0,
-            })
+            let errno = if errno == 0 { aborted } else { errno };
+            match self.requests.complete(tag, errno)? {
+                Ok(request) => Some(self.reply(request, errno)),
+                Err(piece) => {
+                    pieces.push((piece, tag));
+                    None
+                }
+            }
         });
         self.output.send(self.socket(), &self.requests, replies);
-        if let (false, Some(done)) = (flushes.is_empty(), self.done()) {
-            let flush = |tag| DiskIo {
-                op: IoOp::Flush,
-                offset: 0,
-                len: 0,
-                fua: false,
-                nounmap: false,
-                mem: None,
-                tag,
-                done: done.clone(),
-            };
-            self.disk.submit(&mut flushes.into_iter().map(flush).collect());
+        if let (false, Some(done)) = (pieces.is_empty(), self.done()) {
+            self.work.add(pieces, |pieces| {
+                let io = |(piece, tag)| disk_io(piece, tag, done.clone());
+                self.disk.submit(&mut pieces.into_iter().map(io).collect());
+            });
         }
     }
 }
 
-/// Refuses requests that are invalid in NBD, before they reach the disk.
-fn check(limits: &Limits, request: &wire::Request, op: IoOp) -> Result<(), Errno> {
-    let known = wire::CMD_FLAG_FUA | wire::CMD_FLAG_NO_HOLE;
-    if request.flags & !known != 0 {
-        return Err(Errno::EINVAL);
-    }
-    if op == IoOp::Flush {
-        return Ok(());
-    }
-    if limits.read_only && op.changes() {
-        return Err(Errno::EPERM);
-    }
-    let (offset, len, block) = (request.offset, u64::from(request.len), u64::from(limits.logical));
-    if !offset.is_multiple_of(block) || !len.is_multiple_of(block) {
-        return Err(Errno::EINVAL);
-    }
-    if op == IoOp::Read && request.len > wire::MAX_PAYLOAD {
-        return Err(Errno::EINVAL);
-    }
-    if !limits.holds(offset, len) {
-        // As NBD demands: ENOSPC for writes, EINVAL for others.
-        let writes = matches!(op, IoOp::Write | IoOp::WriteZeroes);
-        return Err(if writes { Errno::ENOSPC } else { Errno::EINVAL });
-    }
-    Ok(())
+/// Makes a request to the disk of a piece of work.
+fn disk_io(piece: Work, tag: u64, done: Arc<dyn DiskDone>) -> DiskIo {
+    // A piece fits 32 bits.
+    let io = DiskIo::new(piece.op, piece.offset, piece.len as u32, done).tag(tag);
+    DiskIo { nounmap: piece.nounmap, ..io }
 }
 
 /// Socket of the handshake, which reads exactly what it needs: no byte of the first request is lost
@@ -433,7 +464,7 @@ struct Input<'a> {
     /// Most bytes to buffer.
     limit: usize,
     /// The header of the request that is handled, should it be taken back.
-    header: [u8; wire::REQUEST_LEN],
+    header: ([u8; wire::REQUEST_MAX], usize),
     disk: &'a dyn BlockDevice,
     gate: &'a Gate,
     turns: Turns,
@@ -449,20 +480,22 @@ impl<'a> Input<'a> {
         let (end, turns) = (unread.len(), Turns::default());
         let mut bytes = unread;
         bytes.resize(end.max(READ_AHEAD), 0);
-        let (bytes, header) = (bytes.into(), [0; wire::REQUEST_LEN]);
+        let (bytes, header) = (bytes.into(), ([0; wire::REQUEST_MAX], 0));
         Self { socket, bytes, start: 0, end, limit: READ_AHEAD, header, disk, gate, turns }
     }
 
-    /// Consumes the header of a request.
-    fn begin_request(&mut self) {
-        let (start, end) = (self.start, self.start + wire::REQUEST_LEN);
-        self.header.copy_from_slice(&self.bytes[start..end]);
-        self.consume(wire::REQUEST_LEN);
+    /// Consumes the header of a request, of `len` bytes.
+    fn begin_request(&mut self, len: usize) {
+        let (start, end) = (self.start, self.start + len);
+        self.header.0[..len].copy_from_slice(&self.bytes[start..end]);
+        self.header.1 = len;
+        self.consume(len);
     }
 
     /// Takes back the request that was begun last, of which this data was received.
     fn take_back(&mut self, data: &[u8]) -> Ended {
-        let unread = [&self.header, data, self.buffered()].concat();
+        let (header, len) = &self.header;
+        let unread = [&header[..*len], data, self.buffered()].concat();
         *self = Self::new(self.socket, self.disk, self.gate, unread);
         Ended::Paused
     }
@@ -516,7 +549,7 @@ impl<'a> Input<'a> {
                 received => received,
             };
             match received {
-                Ok(0) => return Err(Ended::Broken),
+                Ok(0) => return Err(Ended::Gone),
                 Ok(n) => (rest.offset, rest.len) = (rest.offset + n, rest.len - n),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {

@@ -12,6 +12,7 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::connection::Connection;
+use super::wire::Session;
 
 /// How long a connection waits for its client before it sleeps in a way that a pause ends: a client
 /// that is busy costs no further system call.
@@ -28,10 +29,12 @@ pub struct Handed {
     pub clients: Vec<HandedClient>,
 }
 
-/// A client that sends requests: simple replies are all that it was promised.
+/// A client that sends requests.
 pub struct HandedClient {
     /// Its connection.
     pub socket: UnixStream,
+    /// What it has negotiated.
+    pub session: Session,
     /// Bytes that were received, from the first request on that was not begun.
     pub unread: Vec<u8>,
     /// Bytes that are to be sent before all others.
@@ -40,9 +43,10 @@ pub struct HandedClient {
 
 impl fmt::Debug for HandedClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { socket, unread, unsent } = self;
+        let Self { socket, session, unread, unsent } = self;
         f.debug_struct("HandedClient")
             .field("socket", socket)
+            .field("session", session)
             .field("unread", &unread.len())
             .field("unsent", &unsent.len())
             .finish()

@@ -4,18 +4,23 @@ use std::io::{self, Read, Write};
 
 use bowline_rnbd::Limits;
 
-use super::wire::{self, Fields};
+use super::contexts::{self, Queries};
+use super::wire::{self, Fields, Format, Session};
 
-/// Longest data of an option in bytes; longer ones end the connection.
-const MAX_OPTION: usize = 16 << 10;
+/// Longest data of an option in bytes; longer ones are refused.
+const MAX_OPTION: u32 = 16 << 10;
+/// Longest data in bytes that is read to be refused; longer ones end the connection.
+const MAX_SKIPPED: u32 = 1 << 20;
 /// Options one client may send.
 const MAX_OPTIONS: usize = 64;
+const MALFORMED: &[u8] = b"malformed, or in the wrong place";
+const NO_EXPORT: &[u8] = b"there is no such export";
 
 /// How the handshake ended.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Outcome {
     /// The client sends requests next.
-    Begin,
+    Begin(Session),
     /// The client ends the connection.
     Abort,
 }
@@ -39,25 +44,33 @@ pub(super) fn run(
     socket.read_exact(&mut flags)?;
     let flags = u32::from_be_bytes(flags);
     if flags & !u32::from(wire::FIXED_NEWSTYLE | wire::NO_ZEROES) != 0 {
-        return Err(io::ErrorKind::InvalidData.into());
+        return Err(broken("unknown flags"));
     }
+    let mut session = Session::default();
     for _ in 0..MAX_OPTIONS {
         let (option, data) = read_option(socket)?;
+        let Some(data) = data else {
+            answer(socket, option, wire::REP_ERR_TOO_BIG, b"the option is too long")?;
+            continue;
+        };
         let mine = |wanted: &[u8]| wanted.is_empty() || wanted == name.as_bytes();
         match option {
-            wire::OPT_EXPORT_NAME if mine(&data) => {
+            // With extended headers there is only NBD_OPT_GO.
+            wire::OPT_EXPORT_NAME if session.format != Format::Extended && mine(&data) => {
                 // NBD_OPT_EXPORT_NAME has no error reply: a wrong name ends the connection.
                 let limits = limits();
                 let mut out = Vec::with_capacity(134);
                 out.extend(limits.bytes.to_be_bytes());
-                out.extend(wire::flags_of(&limits).to_be_bytes());
+                out.extend(wire::transmission_flags(&limits, session).to_be_bytes());
                 if flags & u32::from(wire::NO_ZEROES) == 0 {
                     out.extend([0; 124]);
                 }
                 socket.write_all(&out)?;
-                return Ok(Outcome::Begin);
+                return Ok(Outcome::Begin(session));
             }
-            wire::OPT_EXPORT_NAME => return Err(io::ErrorKind::InvalidData.into()),
+            wire::OPT_EXPORT_NAME => {
+                return Err(broken("it has chosen an export that is not here"));
+            }
             wire::OPT_ABORT => {
                 // The client may not wait for this reply.
                 let _ = answer(socket, option, wire::REP_ACK, &[]);
@@ -70,40 +83,95 @@ pub(super) fn run(
                 answer(socket, option, wire::REP_ACK, &[])?;
             }
             wire::OPT_INFO | wire::OPT_GO => match parse_info(&data) {
-                None => answer(socket, option, wire::REP_ERR_INVALID, &[])?,
+                None => answer(socket, option, wire::REP_ERR_INVALID, MALFORMED)?,
                 Some((wanted, _)) if !mine(wanted) => {
-                    answer(socket, option, wire::REP_ERR_UNKNOWN, &[])?;
+                    answer(socket, option, wire::REP_ERR_UNKNOWN, NO_EXPORT)?;
                 }
                 Some((_, wants_name)) => {
-                    send_info(socket, option, &limits(), wants_name.then_some(name))?;
+                    let name = wants_name.then_some(name);
+                    send_info(socket, option, &limits(), session, name)?;
                     answer(socket, option, wire::REP_ACK, &[])?;
                     if option == wire::OPT_GO {
-                        return Ok(Outcome::Begin);
+                        return Ok(Outcome::Begin(session));
                     }
                 }
             },
-            wire::OPT_LIST => answer(socket, option, wire::REP_ERR_INVALID, &[])?,
-            _ => answer(socket, option, wire::REP_ERR_UNSUP, &[])?,
+            wire::OPT_EXTENDED_HEADERS if data.is_empty() => {
+                session.format = Format::Extended;
+                answer(socket, option, wire::REP_ACK, &[])?;
+            }
+            wire::OPT_STRUCTURED_REPLY if data.is_empty() && session.format == Format::Extended => {
+                answer(socket, option, wire::REP_ERR_EXT_HEADER_REQD, b"extended headers stay")?;
+            }
+            wire::OPT_STRUCTURED_REPLY if data.is_empty() => {
+                session.format = Format::Structured;
+                answer(socket, option, wire::REP_ACK, &[])?;
+            }
+            wire::OPT_LIST_META_CONTEXT | wire::OPT_SET_META_CONTEXT => {
+                let selects = option == wire::OPT_SET_META_CONTEXT;
+                if selects {
+                    // Even an option that fails replaces the selection of an earlier one.
+                    session.has_allocation = false;
+                }
+                let queries = Queries::parse(&data).filter(|_| session.format != Format::Simple);
+                match queries {
+                    None => answer(socket, option, wire::REP_ERR_INVALID, MALFORMED)?,
+                    Some(queries) if !mine(queries.export) => {
+                        answer(socket, option, wire::REP_ERR_UNKNOWN, NO_EXPORT)?;
+                    }
+                    Some(queries) => {
+                        session.has_allocation |= selects && queries.selects;
+                        // The id has no meaning in a list.
+                        let id = if selects { contexts::ALLOCATION_ID } else { 0 };
+                        if if selects { queries.selects } else { queries.lists } {
+                            let name = contexts::ALLOCATION.as_bytes();
+                            let context = [&id.to_be_bytes()[..], name].concat();
+                            answer(socket, option, wire::REP_META_CONTEXT, &context)?;
+                        }
+                        answer(socket, option, wire::REP_ACK, &[])?;
+                    }
+                }
+            }
+            wire::OPT_LIST | wire::OPT_STRUCTURED_REPLY | wire::OPT_EXTENDED_HEADERS => {
+                answer(socket, option, wire::REP_ERR_INVALID, MALFORMED)?;
+            }
+            wire::OPT_STARTTLS if data.is_empty() => {
+                let text = b"there is no TLS: the socket belongs to one user of this machine";
+                answer(socket, option, wire::REP_ERR_UNSUP, text)?;
+            }
+            wire::OPT_STARTTLS => answer(socket, option, wire::REP_ERR_INVALID, MALFORMED)?,
+            _ => answer(socket, option, wire::REP_ERR_UNSUP, b"unknown option")?,
         }
     }
-    Err(io::ErrorKind::InvalidData.into())
+    Err(broken("too many options"))
 }
 
-fn read_option(socket: &mut impl Read) -> io::Result<(u32, Vec<u8>)> {
+/// Makes the error that ends the connection of a client which has broken the protocol.
+pub(super) fn broken(why: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why)
+}
+
+/// Reads an option; `None` in place of data that is too long.
+fn read_option(socket: &mut impl Read) -> io::Result<(u32, Option<Vec<u8>>)> {
     let mut head = [0; 16];
     socket.read_exact(&mut head)?;
     let mut at = Fields(&head);
     let (magic, option, len) = (at.u64(), at.u32(), at.u32());
     let (Some(wire::OPTION), Some(option), Some(len)) = (magic, option, len) else {
-        return Err(io::ErrorKind::InvalidData.into());
+        return Err(broken("no option where one should begin"));
     };
-    let len = len as usize;
-    if len > MAX_OPTION {
-        return Err(io::ErrorKind::InvalidData.into());
+    // NBD_OPT_EXPORT_NAME has no error reply.
+    if len > MAX_SKIPPED || (len > MAX_OPTION && option == wire::OPT_EXPORT_NAME) {
+        return Err(broken("an option that is too long"));
     }
-    let mut data = vec![0; len];
+    if len > MAX_OPTION {
+        let skipped = io::copy(&mut socket.take(len.into()), &mut io::sink())?;
+        let whole = skipped == u64::from(len);
+        return if whole { Ok((option, None)) } else { Err(io::ErrorKind::UnexpectedEof.into()) };
+    }
+    let mut data = vec![0; len as usize];
     socket.read_exact(&mut data)?;
-    Ok((option, data))
+    Ok((option, Some(data)))
 }
 
 fn answer(socket: &mut impl Write, option: u32, kind: u32, data: &[u8]) -> io::Result<()> {
@@ -132,11 +200,12 @@ fn send_info(
     socket: &mut impl Write,
     option: u32,
     limits: &Limits,
+    session: Session,
     name: Option<&str>,
 ) -> io::Result<()> {
     let mut export = wire::INFO_EXPORT.to_be_bytes().to_vec();
     export.extend(limits.bytes.to_be_bytes());
-    export.extend(wire::flags_of(limits).to_be_bytes());
+    export.extend(wire::transmission_flags(limits, session).to_be_bytes());
     answer(socket, option, wire::REP_INFO, &export)?;
     if let Some(name) = name {
         let mut out = wire::INFO_NAME.to_be_bytes().to_vec();
@@ -213,10 +282,10 @@ mod tests {
     #[test]
     fn old_clients_get_the_zeroes_they_wait_for() {
         let (outcome, said) = ask(1, &[option(wire::OPT_EXPORT_NAME, b"disk")]);
-        assert_eq!(outcome.unwrap(), Outcome::Begin);
+        assert_eq!(outcome.unwrap(), Outcome::Begin(Session::default()));
         assert_eq!(said.len(), 8 + 2 + 124);
         let (outcome, said) = ask(3, &[option(wire::OPT_EXPORT_NAME, b"")]);
-        assert_eq!(outcome.unwrap(), Outcome::Begin);
+        assert_eq!(outcome.unwrap(), Outcome::Begin(Session::default()));
         assert_eq!(said.len(), 8 + 2);
         assert_eq!(said[..8], (1_u64 << 20).to_be_bytes());
         assert!(ask(3, &[option(wire::OPT_EXPORT_NAME, b"other")]).0.is_err());
@@ -229,19 +298,72 @@ mod tests {
             &[
                 option(wire::OPT_LIST, b""),
                 option(wire::OPT_LIST, b"x"),
-                option(8, b""),
+                option(99, b""),
                 option(wire::OPT_INFO, &info("disk", &[wire::INFO_NAME])),
                 option(wire::OPT_INFO, &info("other", &[])),
                 option(wire::OPT_GO, b"\0\0\0\xffx"),
                 option(wire::OPT_GO, &info("", &[])),
             ],
         );
-        assert_eq!(outcome.unwrap(), Outcome::Begin);
+        assert_eq!(outcome.unwrap(), Outcome::Begin(Session::default()));
         let (unsup, invalid, unknown) =
             (wire::REP_ERR_UNSUP, wire::REP_ERR_INVALID, wire::REP_ERR_UNKNOWN);
         assert_eq!(kinds(&said), [2, 1, invalid, unsup, 3, 3, 3, 1, unknown, invalid, 3, 3, 1]);
         let (outcome, said) = ask(3, &[option(wire::OPT_ABORT, b"")]);
         assert_eq!((outcome.unwrap(), kinds(&said)), (Outcome::Abort, vec![1]));
+    }
+
+    #[test]
+    fn structured_replies_are_negotiated_and_the_flags_show_it() {
+        // tests [NB-53]
+        let flags = |said: &[u8]| u16::from_be_bytes(said[said.len() - 2..].try_into().unwrap());
+        let number = wire::OPT_STRUCTURED_REPLY;
+        let structured = Session { format: Format::Structured, has_allocation: false };
+        let (outcome, said) = ask(3, &[option(number, b""), option(wire::OPT_EXPORT_NAME, b"")]);
+        assert_eq!(outcome.unwrap(), Outcome::Begin(structured));
+        assert_eq!(kinds(&said[..20]), [wire::REP_ACK]);
+        assert_eq!(flags(&said), wire::transmission_flags(&Limits::plain(0), structured));
+        let (outcome, said) = ask(3, &[option(number, b"x"), option(wire::OPT_EXPORT_NAME, b"")]);
+        assert_eq!(outcome.unwrap(), Outcome::Begin(Session::default()));
+        assert_eq!(kinds(&said[..20 + MALFORMED.len()]), [wire::REP_ERR_INVALID]);
+        assert_eq!(flags(&said), wire::transmission_flags(&Limits::plain(0), Session::default()));
+    }
+
+    #[test]
+    fn extended_headers_stay_and_need_go() {
+        // tests [NB-53]
+        let (structured, extended) =
+            (option(wire::OPT_STRUCTURED_REPLY, b""), option(wire::OPT_EXTENDED_HEADERS, b""));
+        let bad = option(wire::OPT_EXTENDED_HEADERS, b"x");
+        let go = option(wire::OPT_GO, &info("", &[]));
+        let options = [bad, structured.clone(), extended.clone(), structured, go];
+        let (outcome, said) = ask(3, &options);
+        let session = Session { format: Format::Extended, has_allocation: false };
+        assert_eq!(outcome.unwrap(), Outcome::Begin(session));
+        let (invalid, required) = (wire::REP_ERR_INVALID, wire::REP_ERR_EXT_HEADER_REQD);
+        assert_eq!(kinds(&said), [invalid, 1, 1, required, 3, 3, 1]);
+        assert!(ask(3, &[extended, option(wire::OPT_EXPORT_NAME, b"")]).0.is_err());
+    }
+
+    #[test]
+    fn options_that_are_too_long_and_tls_are_refused_and_the_handshake_continues() {
+        let long = vec![0; MAX_OPTION as usize + 1];
+        let longest = vec![0; MAX_SKIPPED as usize];
+        let options = [
+            option(wire::OPT_LIST_META_CONTEXT, &long),
+            option(99, &longest),
+            option(wire::OPT_STARTTLS, b""),
+            option(wire::OPT_STARTTLS, b"x"),
+            option(wire::OPT_GO, &info("", &[])),
+        ];
+        let (outcome, said) = ask(3, &options);
+        assert_eq!(outcome.unwrap(), Outcome::Begin(Session::default()));
+        let (big, unsup, invalid) =
+            (wire::REP_ERR_TOO_BIG, wire::REP_ERR_UNSUP, wire::REP_ERR_INVALID);
+        assert_eq!(kinds(&said), [big, big, unsup, invalid, 3, 3, 1]);
+        assert!(ask(3, &[option(99, &[&longest[..], b"x"].concat())]).0.is_err());
+        assert!(ask(3, &[option(wire::OPT_EXPORT_NAME, &long)]).0.is_err());
+        assert!(ask(3, &[option(99, &long)[..9000].to_vec()]).0.is_err(), "cut off");
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! A disk behind a unix socket that speaks NBD: fixed newstyle handshake, simple replies.
+//! A disk behind a unix socket that speaks NBD: fixed newstyle handshake, simple,
+//! structured or extended replies.
 //!
 //! ```text
 //!   bowline-nbd      lets clients in, as long as there are places, and notices who hangs up
@@ -9,14 +10,26 @@
 //!   bowline-nbd-out  one for each connection: the rest, when the client reads slowly
 //! ```
 //!
+//! Clients may ask which ranges are allocated (`base:allocation`). The answer is what
+//! [`BlockDevice::extent`] says: holes of local files and memory. A disk of another machine is
+//! reported as allocated, since RNBD has no request that would tell.
+//!
 //! Spec: `docs/spec/rnbd.md`, NB-53; the protocol is NBD's own `doc/proto.md`.
 
+mod check;
 mod connection;
+mod contexts;
+mod faults;
 mod hand_over;
 mod handshake;
 mod output;
+mod reply;
 mod requests;
+mod status;
+#[cfg(test)]
+mod stream_checks;
 mod wire;
+mod work;
 
 use std::fmt;
 use std::io;
@@ -29,9 +42,11 @@ use std::time::{Duration, Instant};
 use bowline_ctl::{Acceptor, ClientConnection, ConnectionLimits, OwnedFile};
 
 use crate::device::BlockDevice;
-use connection::Connection;
+use connection::{Begin, Connection};
+use faults::Faults;
 use hand_over::Gate;
 pub use hand_over::{Handed, HandedClient};
+pub use wire::{Format, Session};
 
 /// Clients that may linger, per allowed connection: gone while the disk still has requests of them.
 const LINGERING_PER_CONNECTION: usize = 4;
@@ -77,6 +92,7 @@ pub struct NbdServer {
 struct Shared {
     disk: Arc<dyn BlockDevice>,
     options: NbdOptions,
+    faults: Arc<Faults>,
     clients: Mutex<Clients>,
     gate: Arc<Gate>,
 }
@@ -106,7 +122,7 @@ impl Clients {
 /// EADDRINUSE when a process listens there, or the file is not a socket; EINVAL for invalid
 /// options; errors of the system calls.
 pub fn serve(disk: Arc<dyn BlockDevice>, at: &Path, options: NbdOptions) -> io::Result<NbdServer> {
-    check(&options)?;
+    check_options(&options)?;
     let (listener, file) = bowline_ctl::listen(at)?;
     open(disk, at, listener, Some(file), options)
 }
@@ -122,19 +138,20 @@ pub fn resume(
     options: NbdOptions,
     handed: Handed,
 ) -> io::Result<NbdServer> {
-    check(&options)?;
+    check_options(&options)?;
     let server = open(disk, at, handed.listener, OwnedFile::new(at).ok(), options)?;
     for client in handed.clients {
-        let connection = server.acceptor.adopt(client.socket);
-        let (unread, unsent) = (client.unread, client.unsent);
+        let HandedClient { socket, session, unread, unsent } = client;
+        let connection = server.acceptor.adopt(socket);
+        let begin = Begin { session, unread, unsent };
         server.shared.begin(connection, |connection, disk, options, gate| {
-            Connection::resume(connection, disk, options, gate, unread, unsent)
+            Connection::resume(connection, disk, options, gate, begin)
         });
     }
     Ok(server)
 }
 
-fn check(options: &NbdOptions) -> io::Result<()> {
+fn check_options(options: &NbdOptions) -> io::Result<()> {
     let is_valid = options.memory >= 1 << 16 && options.memory.is_multiple_of(4096);
     if is_valid { Ok(()) } else { Err(io::ErrorKind::InvalidInput.into()) }
 }
@@ -147,7 +164,8 @@ fn open(
     options: NbdOptions,
 ) -> io::Result<NbdServer> {
     let gate = Arc::new(Gate::new()?);
-    let shared = Arc::new(Shared { disk, options, clients: Mutex::default(), gate });
+    let shared =
+        Arc::new(Shared { disk, options, faults: Arc::default(), clients: Mutex::default(), gate });
     let active = options.max_connections;
     let limits =
         ConnectionLimits { active, lingering: active.saturating_mul(LINGERING_PER_CONNECTION) };
@@ -163,6 +181,28 @@ impl NbdServer {
     /// Returns the number of connections.
     pub fn connections(&self) -> usize {
         self.shared.lock().count()
+    }
+
+    /// Returns how many clients were disconnected so far because they broke the protocol.
+    pub fn faults(&self) -> u64 {
+        self.shared.faults.count()
+    }
+
+    /// Calls `f` with the reason when a client is disconnected because it broke the protocol, at
+    /// most once a second.
+    pub fn on_fault(&self, f: impl Fn(&str) + Send + Sync + 'static) {
+        self.shared.faults.report_to(Box::new(f));
+    }
+
+    /// Returns the processes that are connected.
+    pub fn peers(&self) -> Vec<u32> {
+        self.acceptor.peers()
+    }
+
+    /// Accepts no more clients, and takes no more requests: each connection ends once the requests
+    /// that its client has sent are answered.
+    pub fn finish(&mut self) {
+        self.acceptor.finish_all();
     }
 
     /// Accepts no more clients if there are no connections, until [`NbdServer::enable`]; returns
@@ -268,8 +308,15 @@ impl Shared {
         }
         let (disk, options, gate) = (Arc::clone(&self.disk), self.options, Arc::clone(&self.gate));
         let thread = std::thread::Builder::new().name("bowline-nbd-in".into());
-        // An error of one client ends its connection only.
-        let thread = thread.spawn(move || _ = serve(client, disk, options, gate));
+        let faults = Arc::clone(&self.faults);
+        let thread = thread.spawn(move || {
+            // An error of one client ends its connection only.
+            if let Err(error) = serve(client, disk, options, gate)
+                && error.kind() == io::ErrorKind::InvalidData
+            {
+                faults.note(&error.to_string());
+            }
+        });
         clients.threads.extend(thread);
     }
 }

@@ -8,19 +8,21 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::SendFlags;
 
+use super::reply::Head;
 use super::requests::{Place, Requests};
-use super::wire::REPLY_LEN;
 use crate::front::sys;
 
 /// How often the writing thread checks whether it is wanted still, while a client does not read.
 const FULL_POLL: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
-/// Most replies of one system call; each has a header and perhaps data.
+/// Most replies of one system call; each has a head, and perhaps data or a tail.
 const BATCH: usize = 32;
 
 /// A reply with the memory of its data, which is given back once it was sent.
 #[derive(Debug)]
 pub(super) struct Reply {
-    pub(super) header: [u8; REPLY_LEN],
+    pub(super) head: Head,
+    /// What follows the head of a reply without data.
+    pub(super) tail: Box<[u8]>,
     pub(super) place: Place,
     /// Length of the data in bytes.
     pub(super) len: u32,
@@ -88,10 +90,10 @@ impl Output {
         let mut unsent = std::mem::take(&mut state.before);
         let (start, mut queued) = (state.sent, Vec::new());
         for reply in &state.queue {
-            queued.extend(reply.header);
-            if let Some((mem, _)) =
-                requests.memory(&reply.place, reply.len).filter(|_| reply.has_data)
-            {
+            queued.extend(reply.head.bytes());
+            if !reply.has_data {
+                queued.extend(&reply.tail);
+            } else if let Some((mem, _)) = requests.memory(&reply.place, reply.len) {
                 mem.buffer.append_to(mem.offset, mem.len, &mut queued);
             }
         }
@@ -171,25 +173,29 @@ impl State {
         let mut pieces = [sys::NOTHING; 2 * BATCH];
         let mut skip = self.sent;
         for (reply, pair) in self.queue.iter().zip(pieces.chunks_exact_mut(2)) {
-            pair[0] = sys::piece_of_bytes(&reply.header[skip.min(REPLY_LEN)..]);
+            let head = reply.head.bytes();
+            pair[0] = sys::piece_of_bytes(&head[skip.min(head.len())..]);
+            skip = skip.saturating_sub(head.len());
             if reply.has_data
                 && let Some((mut mem, _)) = requests.memory(&reply.place, reply.len)
             {
-                let data_skip = skip.saturating_sub(REPLY_LEN);
-                (mem.offset, mem.len) = (mem.offset + data_skip, mem.len - data_skip);
+                (mem.offset, mem.len) = (mem.offset + skip, mem.len - skip);
                 pair[1] = sys::piece_of_mem(&mem);
+            } else {
+                pair[1] = sys::piece_of_bytes(&reply.tail[skip..]);
             }
             skip = 0;
         }
-        // SAFETY: headers are in the queue, which `self` holds unchanged; the data is in memory
-        // that `requests` or the reply's place holds until the reply is given back.
+        // SAFETY: heads and tails are in the queue, which `self` holds unchanged; the data is in
+        // memory that `requests` or the reply's place holds until the reply is given back.
         unsafe { sys::send(socket.as_fd(), &pieces) }
     }
 
     fn advance(&mut self, n: usize, requests: &Requests) {
         self.sent += n;
         while let Some(reply) = self.queue.front() {
-            let len = REPLY_LEN + if reply.has_data { reply.len as usize } else { 0 };
+            let data = if reply.has_data { reply.len as usize } else { reply.tail.len() };
+            let len = reply.head.bytes().len() + data;
             if self.sent < len {
                 return;
             }

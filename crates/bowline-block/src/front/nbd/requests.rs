@@ -5,6 +5,8 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use bowline_rnbd::Errno;
 use bowline_verbs::Mem;
 
+use super::reply::Origin;
+use super::work::Work;
 use crate::device::{BlockDevice, DeviceMem};
 use crate::front::range_alloc::RangeAllocator;
 
@@ -27,12 +29,12 @@ pub(super) enum Place {
 /// A request in flight.
 #[derive(Debug)]
 pub(super) struct Request {
-    pub(super) cookie: u64,
+    pub(super) origin: Origin,
     pub(super) place: Place,
     /// Bytes of data.
     pub(super) len: u32,
-    /// The data goes to the client.
-    pub(super) is_read: bool,
+    /// What the disk was not asked for yet.
+    pub(super) rest: Work,
     /// A flush has to follow before the answer.
     pub(super) flush_after: bool,
 }
@@ -174,15 +176,18 @@ impl Requests {
         slot.into()
     }
 
-    /// Removes an answered request. The first answer to one with a flush after it gives `Err`: the
-    /// caller then submits the flush under the same tag.
-    pub(super) fn complete(&self, tag: u64, errno: i32) -> Option<Result<Request, ()>> {
+    /// Removes an answered request. `Err` while there is more to do for it: the caller then submits
+    /// that piece under the same tag.
+    pub(super) fn complete(&self, tag: u64, errno: i32) -> Option<Result<Request, Work>> {
         let mut table = self.lock();
         let slot = table.slots.get_mut(usize::try_from(tag).ok()?)?;
         let request = slot.as_mut()?;
+        if request.rest.len > 0 && errno == 0 {
+            return Some(Err(request.rest.take_piece()));
+        }
         if request.flush_after && errno == 0 {
             request.flush_after = false;
-            return Some(Err(()));
+            return Some(Err(Work::FLUSH));
         }
         let request = slot.take()?;
         table.free.push(tag as u32);

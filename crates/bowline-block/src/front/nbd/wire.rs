@@ -1,8 +1,8 @@
-//! The NBD protocol's numbers and messages: fixed newstyle handshake, simple replies.
+//! The NBD protocol's numbers, and requests. All numbers are big-endian.
 //!
 //! ```text
 //!   request, 28 bytes:  magic u32 | flags u16 | command u16 | cookie u64 | offset u64 | length u32
-//!   reply,   16 bytes:  magic u32 | error u32 | cookie u64        all numbers big-endian
+//!   extended, 32 bytes: the same with another magic and a length of 64 bits
 //! ```
 
 use bowline_rnbd::Limits;
@@ -19,15 +19,23 @@ pub(super) const NO_ZEROES: u16 = 2;
 pub(super) const OPT_EXPORT_NAME: u32 = 1;
 pub(super) const OPT_ABORT: u32 = 2;
 pub(super) const OPT_LIST: u32 = 3;
+pub(super) const OPT_STARTTLS: u32 = 5;
 pub(super) const OPT_INFO: u32 = 6;
 pub(super) const OPT_GO: u32 = 7;
+pub(super) const OPT_STRUCTURED_REPLY: u32 = 8;
+pub(super) const OPT_LIST_META_CONTEXT: u32 = 9;
+pub(super) const OPT_SET_META_CONTEXT: u32 = 10;
+pub(super) const OPT_EXTENDED_HEADERS: u32 = 11;
 
 pub(super) const REP_ACK: u32 = 1;
 pub(super) const REP_SERVER: u32 = 2;
 pub(super) const REP_INFO: u32 = 3;
+pub(super) const REP_META_CONTEXT: u32 = 4;
 pub(super) const REP_ERR_UNSUP: u32 = 1 << 31 | 1;
 pub(super) const REP_ERR_INVALID: u32 = 1 << 31 | 3;
 pub(super) const REP_ERR_UNKNOWN: u32 = 1 << 31 | 6;
+pub(super) const REP_ERR_TOO_BIG: u32 = 1 << 31 | 9;
+pub(super) const REP_ERR_EXT_HEADER_REQD: u32 = 1 << 31 | 10;
 
 pub(super) const INFO_EXPORT: u16 = 0;
 pub(super) const INFO_NAME: u16 = 1;
@@ -39,36 +47,79 @@ const SEND_FLUSH: u16 = 1 << 2;
 const SEND_FUA: u16 = 1 << 3;
 const SEND_TRIM: u16 = 1 << 5;
 const SEND_WRITE_ZEROES: u16 = 1 << 6;
+const SEND_DF: u16 = 1 << 7;
 const CAN_MULTI_CONN: u16 = 1 << 8;
+const SEND_CACHE: u16 = 1 << 10;
+const SEND_FAST_ZERO: u16 = 1 << 11;
 
 pub(super) const CMD_READ: u16 = 0;
 pub(super) const CMD_WRITE: u16 = 1;
 pub(super) const CMD_DISC: u16 = 2;
 pub(super) const CMD_FLUSH: u16 = 3;
 pub(super) const CMD_TRIM: u16 = 4;
+pub(super) const CMD_CACHE: u16 = 5;
 pub(super) const CMD_WRITE_ZEROES: u16 = 6;
+pub(super) const CMD_BLOCK_STATUS: u16 = 7;
 
 pub(super) const CMD_FLAG_FUA: u16 = 1;
 pub(super) const CMD_FLAG_NO_HOLE: u16 = 1 << 1;
+pub(super) const CMD_FLAG_DF: u16 = 1 << 2;
+pub(super) const CMD_FLAG_REQ_ONE: u16 = 1 << 3;
+pub(super) const CMD_FLAG_FAST_ZERO: u16 = 1 << 4;
+pub(super) const CMD_FLAG_PAYLOAD_LEN: u16 = 1 << 5;
 
 const REQUEST_MAGIC: u32 = 0x2560_9513;
-const REPLY_MAGIC: u32 = 0x6744_6698;
+const EXTENDED_REQUEST_MAGIC: u32 = 0x21e4_1c71;
 
 /// Most data of one request in bytes: the limit for clients that have not negotiated one.
 pub(super) const MAX_PAYLOAD: u32 = 32 << 20;
-pub(super) const REQUEST_LEN: usize = 28;
-pub(super) const REPLY_LEN: usize = 16;
+
+/// How requests and replies look.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum Format {
+    /// A header with an error number, then the data of a read.
+    #[default]
+    Simple,
+    /// Chunks with a type and a length, for reads and for errors.
+    Structured,
+    /// Requests and chunks have lengths of 64 bits, and every reply is a chunk.
+    Extended,
+}
+
+/// Length of the longest header of a request in bytes.
+pub(super) const REQUEST_MAX: usize = Format::Extended.request_len();
+
+impl Format {
+    /// Returns the length of a request's header in bytes.
+    pub(super) const fn request_len(self) -> usize {
+        match self {
+            Self::Simple | Self::Structured => 28,
+            Self::Extended => 32,
+        }
+    }
+}
+
+/// What a client has negotiated before its first request.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Session {
+    /// Its requests and replies.
+    pub format: Format,
+    /// The client has selected the context `base:allocation`, so it may ask for block status.
+    pub has_allocation: bool,
+}
 
 /// Returns the transmission flags of an export. [NB-53]
-pub(super) fn flags_of(limits: &Limits) -> u16 {
+pub(super) fn transmission_flags(limits: &Limits, session: Session) -> u16 {
     // Flushes act on the disk, so they cover the writes of all connections.
-    let mut flags = HAS_FLAGS | CAN_MULTI_CONN;
+    let mut flags = HAS_FLAGS | CAN_MULTI_CONN | SEND_CACHE;
+    let can_zero = limits.max_write_zeroes > 0 && !limits.read_only;
     for (has, flag) in [
         (limits.read_only, READ_ONLY),
         (limits.write_cache, SEND_FLUSH),
         (limits.fua, SEND_FUA),
         (limits.discard.is_some() && !limits.read_only, SEND_TRIM),
-        (limits.max_write_zeroes > 0 && !limits.read_only, SEND_WRITE_ZEROES),
+        (can_zero, SEND_WRITE_ZEROES | SEND_FAST_ZERO),
+        (session.format != Format::Simple, SEND_DF),
     ] {
         flags |= if has { flag } else { 0 };
     }
@@ -82,41 +133,51 @@ pub(super) struct Request {
     pub(super) command: u16,
     pub(super) cookie: u64,
     pub(super) offset: u64,
-    pub(super) len: u32,
+    pub(super) len: u64,
 }
 
 impl Request {
     /// Parses a request. `None` if the magic is wrong: the stream cannot be parsed any further.
-    pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
+    pub(super) fn parse(format: Format, bytes: &[u8]) -> Option<Self> {
         let mut at = Fields(bytes);
         let magic = at.u32()?;
         let (flags, command) = (at.u16()?, at.u16()?);
-        let (cookie, offset, len) = (at.u64()?, at.u64()?, at.u32()?);
-        (magic == REQUEST_MAGIC).then_some(Self { flags, command, cookie, offset, len })
+        let (cookie, offset) = (at.u64()?, at.u64()?);
+        let (wanted, len) = match format {
+            Format::Simple | Format::Structured => (REQUEST_MAGIC, at.u32()?.into()),
+            Format::Extended => (EXTENDED_REQUEST_MAGIC, at.u64()?),
+        };
+        (magic == wanted).then_some(Self { flags, command, cookie, offset, len })
+    }
+
+    /// Returns how many bytes of data follow the header.
+    pub(super) const fn payload(&self, format: Format) -> u64 {
+        let has_data = match format {
+            Format::Simple | Format::Structured => self.command == CMD_WRITE,
+            Format::Extended => self.flags & CMD_FLAG_PAYLOAD_LEN != 0,
+        };
+        if has_data { self.len } else { 0 }
     }
 }
 
-/// A reply's header; data follows a read without error.
-pub(super) fn reply(error: u32, cookie: u64) -> [u8; REPLY_LEN] {
-    let mut out = [0; REPLY_LEN];
-    out[..4].copy_from_slice(&REPLY_MAGIC.to_be_bytes());
-    out[4..8].copy_from_slice(&error.to_be_bytes());
-    out[8..].copy_from_slice(&cookie.to_be_bytes());
-    out
-}
+pub(super) const EPERM: u32 = 1;
+pub(super) const EIO: u32 = 5;
+pub(super) const ENOMEM: u32 = 12;
+pub(super) const EINVAL: u32 = 22;
+pub(super) const ENOSPC: u32 = 28;
+pub(super) const ENOTSUP: u32 = 95;
+pub(super) const ESHUTDOWN: u32 = 108;
 
-/// Converts an errno, 0 or negative, to an NBD error number.
-pub(super) fn error_of(errno: i32) -> u32 {
+/// Converts an errno of a disk, which is negative, to an NBD error number. EOVERFLOW and ENOTSUP
+/// are not among the results: in NBD they are answers to flags of requests.
+pub(super) fn error_number(errno: i32) -> u32 {
     match -errno {
-        0 => 0,
-        libc::EPERM | libc::EACCES | libc::EROFS => 1,
-        libc::ENOMEM => 12,
-        libc::EINVAL => 22,
-        libc::ENOSPC => 28,
-        libc::EOVERFLOW => 75,
-        libc::EOPNOTSUPP => 95,
-        libc::ESHUTDOWN => 108,
-        _ => 5,
+        libc::EPERM | libc::EACCES | libc::EROFS => EPERM,
+        libc::ENOMEM => ENOMEM,
+        libc::EINVAL | libc::EOPNOTSUPP => EINVAL,
+        libc::ENOSPC | libc::EDQUOT | libc::EFBIG => ENOSPC,
+        libc::ESHUTDOWN => ESHUTDOWN,
+        _ => EIO,
     }
 }
 
@@ -154,18 +215,27 @@ mod tests {
         bytes.extend(4096_u64.to_be_bytes());
         bytes.extend(512_u32.to_be_bytes());
         let request = Request { flags: 1, command: 6, cookie: 7, offset: 4096, len: 512 };
-        assert_eq!(Request::parse(&bytes), Some(request));
-        assert_eq!(Request::parse(&bytes[..27]), None);
+        assert_eq!(Request::parse(Format::Structured, &bytes), Some(request));
+        assert_eq!(Request::parse(Format::Simple, &bytes[..27]), None);
+        assert_eq!(Request::parse(Format::Extended, &bytes), None);
         bytes[3] = 0;
-        assert_eq!(Request::parse(&bytes), None);
-        assert_eq!(reply(5, 1), [0x67, 0x44, 0x66, 0x98, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0, 1]);
+        assert_eq!(Request::parse(Format::Simple, &bytes), None);
+
+        bytes[..8].copy_from_slice(&[0x21, 0xe4, 0x1c, 0x71, 0, 0x20, 0, 1]);
+        bytes.splice(24.., (1_u64 << 40).to_be_bytes());
+        let request = Request { flags: 0x20, command: 1, cookie: 7, offset: 4096, len: 1 << 40 };
+        assert_eq!(Request::parse(Format::Extended, &bytes), Some(request));
+        assert_eq!(Request::parse(Format::Extended, &bytes[..31]), None);
+        assert_eq!(Request::parse(Format::Simple, &bytes), None);
     }
 
     #[test]
     fn flags_say_what_the_disk_can_do() {
         // tests [NB-53]
         let plain = Limits::plain(1 << 20);
-        assert_eq!(flags_of(&plain), HAS_FLAGS | CAN_MULTI_CONN);
+        let flags_of = |limits: &_| transmission_flags(limits, Session::default());
+        let always = HAS_FLAGS | CAN_MULTI_CONN | SEND_CACHE;
+        assert_eq!(flags_of(&plain), always);
         let discard = bowline_rnbd::Discard { max_bytes: 1, granularity: 1, alignment: 0 };
         let all = Limits {
             discard: Some(discard),
@@ -174,11 +244,14 @@ mod tests {
             fua: true,
             ..plain
         };
-        let changes = SEND_TRIM | SEND_WRITE_ZEROES;
+        let changes = SEND_TRIM | SEND_WRITE_ZEROES | SEND_FAST_ZERO;
         let more = SEND_FLUSH | SEND_FUA | changes;
-        assert_eq!(flags_of(&all), HAS_FLAGS | CAN_MULTI_CONN | more);
+        assert_eq!(flags_of(&all), always | more);
         let ro = Limits { read_only: true, ..all };
         assert_eq!(flags_of(&ro) & (READ_ONLY | changes), READ_ONLY);
         assert_eq!(flags_of(&Limits { fua: false, ..all }) & SEND_FUA, 0);
+        let structured =
+            transmission_flags(&all, Session { format: Format::Structured, has_allocation: false });
+        assert_eq!(structured, flags_of(&all) | SEND_DF);
     }
 }

@@ -16,9 +16,10 @@ use rustix::net::{
 };
 
 use super::inflight::{self, InflightRegion};
+use super::log::DirtyLog;
 use super::memory::GuestMemory;
-use super::ring::{Agreed, SIZE_MAX, SplitRing};
-use super::rings::{Rings, Running, Taken, signal};
+use super::ring::{Agreed, SIZE_MAX, SplitRing, UsedLog, used_len};
+use super::rings::{Logs, Rings, Running, Taken, signal};
 use super::wire::{self, HEADER_LEN, HasFd, Header, Message, REGIONS_MAX, RingAddresses};
 use super::{RINGS_MAX, Shared};
 use crate::device::DiskIo;
@@ -33,7 +34,7 @@ const FALSE_EVENTS_MAX: u8 = 16;
 
 /// How a connection ended.
 pub(super) enum Ended {
-    /// The machine's process has ended it.
+    /// The machine's process has ended it, or the server in good order.
     HungUp,
     /// It broke the protocol, or asked for what there is not.
     Broken(String),
@@ -76,6 +77,9 @@ pub(super) struct Connection {
     protocol: u64,
     memory: Arc<GuestMemory>,
     inflight: Option<InflightRegion>,
+    /// Where writes to memory are logged, as long as that is agreed on.
+    log: Option<Arc<DirtyLog>>,
+    log_call: Option<Arc<OwnedFd>>,
     /// To tell the machine of another size of the disk.
     channel: Option<UnixStream>,
     setups: Vec<Setup>,
@@ -91,6 +95,8 @@ impl Connection {
             protocol: 0,
             memory: Arc::default(),
             inflight: None,
+            log: None,
+            log_call: None,
             channel: None,
             setups: std::iter::repeat_with(Setup::default).take(RINGS_MAX).collect(),
             batch: Vec::new(),
@@ -117,6 +123,10 @@ impl Connection {
 
     /// Waits for something, and handles it.
     fn turn(&mut self) -> Result<(), Ended> {
+        if self.rings.is_detached() {
+            self.rings.wait_for_all();
+            return Err(Ended::HungUp);
+        }
         let waits = !self.start_rings()?;
         self.take_requests()?;
         let is_due = self.setups.iter().any(|setup| setup.is_due && setup.kick.is_some());
@@ -222,6 +232,7 @@ impl Connection {
 
     fn start_ring(&mut self, index: usize) -> Result<(), Ended> {
         let parts = self.parts(index)?;
+        let logs = self.logs(index)?;
         let setup = &mut self.setups[index];
         let agreed = Agreed {
             event_index: self.features & wire::F_EVENT_IDX != 0,
@@ -237,7 +248,7 @@ impl Connection {
         }
         setup.is_due = true;
         let paused = !setup.enabled && self.features & wire::F_PROTOCOL != 0;
-        let running = Running {
+        let mut running = Running {
             ring,
             memory: Arc::clone(&self.memory),
             call: setup.call.clone(),
@@ -245,7 +256,10 @@ impl Connection {
             inflight,
             again: again.unwrap_or_default().into(),
             knows_cache: self.features & wire::F_FLUSH != 0,
+            log: None,
+            log_call: None,
         };
+        running.set_logs(logs);
         self.rings.start(index, running);
         self.rings.pause(index, paused);
         Ok(())
@@ -257,16 +271,42 @@ impl Connection {
         parts.ok_or_else(|| Ended::Broken("a ring lies outside of memory".to_owned()))
     }
 
-    /// Moves a running ring to where it is now.
+    /// Returns where writes of a ring are logged.
+    fn logs(&self, index: usize) -> Result<Logs, Ended> {
+        let Some(log) = &self.log else { return Ok(Logs::default()) };
+        let setup = &self.setups[index];
+        let used = setup.addresses.and_then(|addresses| addresses.log);
+        let is_held = |guest: &u64| log.holds(*guest, used_len(setup.size));
+        if used.is_some_and(|guest| !is_held(&guest)) {
+            return broken("a used ring lies outside of the dirty log");
+        }
+        let is_on = self.features & wire::F_LOG_ALL != 0;
+        if is_on && !self.memory.fits(log) {
+            return broken("the dirty log is shorter than memory");
+        }
+        Ok(Logs {
+            memory: is_on.then(|| Arc::clone(log)),
+            used: used.map(|guest| UsedLog { log: Arc::clone(log), guest }),
+            call: self.log_call.clone(),
+        })
+    }
+
+    /// Moves a running ring to where it is now, and its log.
     fn relocate(&mut self, index: usize) -> Result<(), Ended> {
         if self.rings.is_running(index) {
             let (parts, memory) = (self.parts(index)?, Arc::clone(&self.memory));
+            let logs = self.logs(index)?;
             self.rings.change(index, |running| {
                 running.ring.relocate(parts);
                 running.memory = memory;
+                running.set_logs(logs);
             });
         }
         Ok(())
+    }
+
+    fn relocate_all(&mut self) -> Result<(), Ended> {
+        (0..self.setups.len()).try_for_each(|index| self.relocate(index))
     }
 
     /// Receives and handles a message.
@@ -316,12 +356,28 @@ impl Connection {
         let number = |number: u64| Ok(Some(number.to_ne_bytes().to_vec()));
         match message {
             Message::GetFeatures => return number(wire::features(&self.rings.limits())),
-            Message::SetFeatures(features) => self.features = features,
+            Message::SetFeatures(features) => {
+                self.features = features;
+                self.relocate_all()?;
+            }
             Message::SetOwner | Message::SetConfig => {}
             Message::GetProtocolFeatures => return number(wire::PROTOCOL_FEATURES),
             Message::SetProtocolFeatures(features) => self.protocol = features,
             Message::GetQueueNum => return number(RINGS_MAX as u64),
             Message::SetMemory(regions) => self.set_memory(&regions, fds)?,
+            Message::SetLog(range) => {
+                let file = fds.pop().ok_or_else(no_descriptor)?;
+                let log = DirtyLog::open(&range, &file);
+                let log = log.map_err(|error| Ended::Broken(format!("no dirty log: {error}")))?;
+                self.log = Some(Arc::new(log));
+                self.relocate_all()?;
+                // From now on nothing is written to the former log.
+                return Ok(Some(body.to_vec()));
+            }
+            Message::SetLogCall => {
+                self.log_call = event(HasFd::Yes, &mut fds)?.map(Arc::new);
+                self.relocate_all()?;
+            }
             Message::SetRingSize(ring, size) => {
                 let valid = size.is_power_of_two() && size <= SIZE_MAX.into();
                 let setup = self.stopped(ring)?;
@@ -354,7 +410,7 @@ impl Connection {
             Message::SetRingError(ring, fd) => {
                 let error = event(fd, &mut fds)?.map(Arc::new);
                 self.setup(ring)?.error.clone_from(&error);
-                self.rings.change(ring as usize, |running| running.error = error);
+                self.rings.set_error(ring as usize, error);
             }
             Message::SetRingEnabled(ring, enabled) => {
                 let setup = self.setup(ring)?;
@@ -388,6 +444,9 @@ impl Connection {
                 let region = InflightRegion::open(&spec, file);
                 self.inflight = Some(region.map_err(|error| no_region(&error))?);
             }
+            Message::GetMemorySlots => return number(wire::SLOTS_MAX as u64),
+            Message::AddMemory(region) => self.add_memory(&region, fds)?,
+            Message::RemoveMemory(region) => self.remove_memory(&region)?,
         }
         Ok(None)
     }
@@ -408,8 +467,28 @@ impl Connection {
 
     fn set_memory(&mut self, regions: &[wire::RegionSpec], fds: Vec<OwnedFd>) -> Result<(), Ended> {
         let memory = GuestMemory::new(&*self.rings.disk, &self.memory, regions, fds);
-        self.memory = Arc::new(memory.map_err(Ended::Broken)?);
-        (0..self.setups.len()).try_for_each(|index| self.relocate(index))
+        self.change_memory(memory.map_err(Ended::Broken)?)
+    }
+
+    fn add_memory(&mut self, region: &wire::RegionSpec, fds: Vec<OwnedFd>) -> Result<(), Ended> {
+        let [file] = &fds[..] else { return Err(no_descriptor()) };
+        let memory = self.memory.with(&*self.rings.disk, region, file);
+        self.change_memory(memory.map_err(Ended::Broken)?)
+    }
+
+    fn remove_memory(&mut self, region: &wire::RegionSpec) -> Result<(), Ended> {
+        let memory = self.memory.without(region);
+        let memory = memory.ok_or_else(|| Ended::Broken("memory that is not there".to_owned()));
+        self.change_memory(memory?)
+    }
+
+    /// Has rings use memory as it is now. The machine may do anything with what it removes when it
+    /// has its answer, so requests that use it end before.
+    fn change_memory(&mut self, memory: GuestMemory) -> Result<(), Ended> {
+        let before = std::mem::replace(&mut self.memory, Arc::new(memory));
+        self.relocate_all()?;
+        let removed = before.removed(&self.memory);
+        if self.rings.wait_for_users(&removed) { Ok(()) } else { Err(Ended::HungUp) }
     }
 
     /// Stops a ring, as the machine asks when it stops itself; returns the body of the reply.

@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use bowline_verbs::Buffer;
 
-use super::wire::{RegionSpec, RingAddresses};
+use super::log::DirtyLog;
+use super::ring::used_len;
+use super::wire::{RegionSpec, RingAddresses, SLOTS_MAX};
 use crate::device::{BlockDevice, DeviceMem};
 
 /// Most bytes of memory of one machine; all machines together must leave addresses to the process.
@@ -21,16 +23,25 @@ pub(super) struct MappedFile {
     pub(super) registered: Option<DeviceMem>,
 }
 
+#[derive(Clone, Copy)]
 struct Region {
     spec: RegionSpec,
     /// Index of its file.
     file: usize,
 }
 
+impl Region {
+    fn end(&self) -> u64 {
+        // Both are in the range of numbers, as `add` checked.
+        self.spec.guest + self.spec.len
+    }
+}
+
 /// All memory of a machine, as of one message.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct GuestMemory {
     pub(super) files: Vec<Arc<MappedFile>>,
+    /// In the order of their addresses in the guest, none of which two of them have.
     regions: Vec<Region>,
 }
 
@@ -50,6 +61,13 @@ pub(super) struct Part {
     pub(super) at: usize,
 }
 
+/// Memory that a machine had and has no longer.
+pub(super) struct Removed {
+    file: Arc<MappedFile>,
+    at: usize,
+    len: usize,
+}
+
 impl GuestMemory {
     /// Maps files that `before` does not have, and registers them with the disk.
     pub(super) fn new(
@@ -63,18 +81,98 @@ impl GuestMemory {
         }
         let mut memory = Self::default();
         for (spec, fd) in regions.iter().zip(fds) {
-            let file = memory.add_file(disk, before, &fd).map_err(|error| no_memory(&error))?;
-            let inside = spec.offset.checked_add(spec.len).is_some_and(|end| {
-                usize::try_from(end).is_ok_and(|end| end <= memory.files[file].buffer.len())
-            });
-            let fits = spec.guest.checked_add(spec.len).is_some()
-                && spec.user.checked_add(spec.len).is_some();
-            if !inside || !fits {
-                return Err("a region of memory lies outside of its file".to_owned());
-            }
-            memory.regions.push(Region { spec: *spec, file });
+            memory.add(disk, before, spec, &fd)?;
         }
         Ok(memory)
+    }
+
+    /// Returns this memory and another region.
+    pub(super) fn with(
+        &self,
+        disk: &dyn BlockDevice,
+        spec: &RegionSpec,
+        fd: &OwnedFd,
+    ) -> Result<Self, String> {
+        if self.regions.len() >= SLOTS_MAX {
+            return Err(format!("more than {SLOTS_MAX} regions of memory"));
+        }
+        let mut memory = self.clone();
+        memory.add(disk, self, spec, fd)?;
+        Ok(memory)
+    }
+
+    /// Returns this memory without a region, and without its file if no other region is there.
+    /// `None`: there is no such region.
+    pub(super) fn without(&self, spec: &RegionSpec) -> Option<Self> {
+        let place = |spec: &RegionSpec| (spec.guest, spec.len, spec.user);
+        let is_it = |region: &Region| place(&region.spec) == place(spec);
+        let removed = self.regions.iter().position(is_it)?;
+        let mut memory = Self::default();
+        for (_, region) in self.regions.iter().enumerate().filter(|(index, _)| *index != removed) {
+            let file = &self.files[region.file];
+            let known = memory.files.iter().position(|known| Arc::ptr_eq(known, file));
+            let file = known.unwrap_or_else(|| {
+                memory.files.push(Arc::clone(file));
+                memory.files.len() - 1
+            });
+            memory.regions.push(Region { file, ..*region });
+        }
+        Some(memory)
+    }
+
+    /// Returns what `after` has no longer.
+    pub(super) fn removed(&self, after: &Self) -> Vec<Removed> {
+        let stays = |region: &&Region| {
+            let file = &self.files[region.file];
+            after.regions.iter().any(|other| {
+                other.spec == region.spec && Arc::ptr_eq(file, &after.files[other.file])
+            })
+        };
+        let removed = self.regions.iter().filter(|region| !stays(region));
+        let removed = removed.map(|region| Removed {
+            file: Arc::clone(&self.files[region.file]),
+            // Within the file, as `add` checked, so it fits.
+            at: region.spec.offset as usize,
+            len: region.spec.len as usize,
+        });
+        removed.collect()
+    }
+
+    /// Tells whether a piece is in memory that was removed.
+    pub(super) fn is_in(&self, piece: &Piece, removed: &Removed) -> bool {
+        Arc::ptr_eq(&self.files[piece.file], &removed.file)
+            && piece.at < removed.at + removed.len
+            && removed.at < piece.at + piece.len
+    }
+
+    fn add(
+        &mut self,
+        disk: &dyn BlockDevice,
+        before: &Self,
+        spec: &RegionSpec,
+        fd: &OwnedFd,
+    ) -> Result<(), String> {
+        let fits =
+            spec.guest.checked_add(spec.len).is_some() && spec.user.checked_add(spec.len).is_some();
+        if spec.len == 0 || !fits {
+            return Err("a region of memory without bytes or addresses".to_owned());
+        }
+        let file = self.add_file(disk, before, fd).map_err(|error| no_memory(&error))?;
+        let region = Region { spec: *spec, file };
+        let inside = spec.offset.checked_add(spec.len).is_some_and(|end| {
+            usize::try_from(end).is_ok_and(|end| end <= self.files[file].buffer.len())
+        });
+        if !inside {
+            return Err("a region of memory lies outside of its file".to_owned());
+        }
+        let at = self.regions.partition_point(|other| other.spec.guest < spec.guest);
+        let is_free =
+            |other: &Region| other.end() <= region.spec.guest || region.end() <= other.spec.guest;
+        if !self.regions[at.saturating_sub(1)..].iter().take(2).all(is_free) {
+            return Err("regions of memory overlap".to_owned());
+        }
+        self.regions.insert(at, region);
+        Ok(())
     }
 
     /// Returns the index of a file, which is mapped unless it is already.
@@ -86,17 +184,17 @@ impl GuestMemory {
     ) -> io::Result<usize> {
         let stat = rustix::fs::fstat(fd)?;
         let id = (stat.st_dev, stat.st_ino);
-        if let Some(at) = self.files.iter().position(|file| file.id == id) {
+        let is_it = |file: &Arc<MappedFile>| {
+            file.id == id && usize::try_from(stat.st_size).is_ok_and(|len| len == file.buffer.len())
+        };
+        if let Some(at) = self.files.iter().position(is_it) {
             return Ok(at);
         }
-        let known = before.files.iter().find(|file| {
-            file.id == id && usize::try_from(stat.st_size).is_ok_and(|len| len == file.buffer.len())
-        });
-        let file = match known {
+        let file = match before.files.iter().find(|file| is_it(file)) {
             Some(known) => Arc::clone(known),
             None => {
-                let room =
-                    BYTES_MAX - self.files.iter().map(|file| file.buffer.len()).sum::<usize>();
+                let used = self.files.iter().map(|file| file.buffer.len()).sum::<usize>();
+                let room = BYTES_MAX.saturating_sub(used);
                 if usize::try_from(stat.st_size).is_ok_and(|len| len > room) {
                     return Err(io::ErrorKind::OutOfMemory.into());
                 }
@@ -113,12 +211,11 @@ impl GuestMemory {
     /// appended, when it does not have all.
     pub(super) fn pieces(&self, mut guest: u64, mut len: u64, out: &mut Vec<Piece>) -> Option<()> {
         while len > 0 {
-            let region = self.regions.iter().find(|region| {
-                guest.checked_sub(region.spec.guest).is_some_and(|at| at < region.spec.len)
-            })?;
+            let behind = self.regions.partition_point(|region| region.spec.guest <= guest);
+            let region = self.regions[..behind].last().filter(|region| guest < region.end())?;
             let at = guest - region.spec.guest;
             let n = len.min(region.spec.len - at);
-            // Within the file, as `new` checked, so it fits.
+            // Within the file, as `add` checked, so it fits.
             let (at, n_bytes) = ((region.spec.offset + at) as usize, n as usize);
             match out.last_mut() {
                 Some(last) if last.file == region.file && last.at + last.len == at => {
@@ -152,12 +249,31 @@ impl GuestMemory {
 
     /// Returns the places of a ring's descriptors, of what is available, and of what was used.
     pub(super) fn ring(&self, addresses: &RingAddresses, size: u16) -> Option<[Part; 3]> {
-        let size = u64::from(size);
+        let (used, size) = (used_len(size), u64::from(size));
         Some([
             self.part(addresses.descriptors, 16 * size, 8)?,
             self.part(addresses.available, 6 + 2 * size, 2)?,
-            self.part(addresses.used, 6 + 8 * size, 2)?,
+            self.part(addresses.used, used, 2)?,
         ])
+    }
+
+    /// Tells whether a log has bits for all of it.
+    pub(super) fn fits(&self, log: &DirtyLog) -> bool {
+        let mut specs = self.regions.iter().map(|region| region.spec);
+        specs.all(|spec| log.holds(spec.guest, spec.len))
+    }
+
+    /// Marks a piece as written, at every place where the guest sees it.
+    pub(super) fn mark(&self, log: &DirtyLog, piece: &Piece) {
+        for Region { spec, .. } in self.regions.iter().filter(|region| region.file == piece.file) {
+            // Within the file, as `add` checked, so it fits.
+            let (offset, len) = (spec.offset as usize, spec.len as usize);
+            let begin = piece.at.max(offset);
+            let end = (piece.at + piece.len).min(offset + len);
+            if begin < end {
+                log.mark(spec.guest + (begin - offset) as u64, end - begin);
+            }
+        }
     }
 
     /// Appends the bytes of a piece.

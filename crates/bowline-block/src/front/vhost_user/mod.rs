@@ -20,6 +20,7 @@
 
 mod connection;
 mod inflight;
+mod log;
 mod memory;
 mod request;
 mod ring;
@@ -45,6 +46,10 @@ use rings::Rings;
 const RINGS_MAX: usize = 64;
 /// Machines that may linger, per allowed one: gone while the disk still has requests of them.
 const LINGERING_PER_MACHINE: usize = 4;
+/// How long requests of a machine may take to end before the server ends the connection.
+const DETACH_PATIENCE: Duration = Duration::from_secs(1);
+/// How often it looks whether they have.
+const DETACH_POLL: Duration = Duration::from_millis(1);
 /// Least time between two reports of why a connection ended.
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -65,8 +70,9 @@ impl Default for VhostUserOptions {
     }
 }
 
-/// A vhost-user server for a disk. Dropping it ends all connections and removes the socket, unless
-/// another process has replaced it.
+/// A vhost-user server for a disk. Dropping it [detaches](Self::detach) all machines, ends their
+/// connections after a second at the latest, and removes the socket, unless another process has
+/// replaced it.
 pub struct VhostUserServer {
     file: OwnedFile,
     shared: Arc<Shared>,
@@ -85,6 +91,8 @@ struct Shared {
 struct Machines {
     /// New connections are closed at once.
     disabled: bool,
+    /// So they are, for good.
+    detached: bool,
     /// Those whose requests may still reach the disk.
     rings: Vec<Weak<Rings>>,
     threads: Vec<JoinHandle<()>>,
@@ -151,6 +159,11 @@ impl VhostUserServer {
         self.shared.lock().count()
     }
 
+    /// Returns the processes that are connected.
+    pub fn peers(&self) -> Vec<u32> {
+        self.acceptor.peers()
+    }
+
     /// Accepts no more machines if there are no connections, until [`VhostUserServer::enable`];
     /// returns true if so.
     pub fn disable_if_unused(&self) -> bool {
@@ -160,7 +173,20 @@ impl VhostUserServer {
         unused
     }
 
-    /// Accepts machines again.
+    /// Lets go of all machines, for good, and does not wait for it: from now on no requests are
+    /// taken off rings, and none fails. Each connection ends when the requests in flight have
+    /// ended. Of requests that the disk fails from now on the guest learns nothing: these and those
+    /// that were not taken are left to whoever serves the machine next. A machine whose process
+    /// connects again (QEMU with `reconnect-ms`) waits for that without an error.
+    pub fn detach(&self) {
+        let mut machines = self.shared.lock();
+        machines.detached = true;
+        let rings: Vec<_> = machines.rings.iter().filter_map(Weak::upgrade).collect();
+        drop(machines);
+        rings.iter().for_each(|rings| rings.detach());
+    }
+
+    /// Accepts machines again, unless they were detached.
     pub fn enable(&self) {
         self.shared.lock().disabled = false;
     }
@@ -172,8 +198,13 @@ impl Drop for VhostUserServer {
         // number.
         self.file.remove();
         self.acceptor.close();
-        self.acceptor.abort_all();
+        self.detach();
         let threads = std::mem::take(&mut self.shared.lock().threads);
+        let end = Instant::now() + DETACH_PATIENCE;
+        while !threads.iter().all(JoinHandle::is_finished) && Instant::now() < end {
+            std::thread::sleep(DETACH_POLL);
+        }
+        self.acceptor.abort_all();
         for thread in threads {
             // A panic of the thread was printed when it happened.
             let _ = thread.join();
@@ -222,7 +253,7 @@ impl Shared {
         let mut machines = self.lock();
         machines.threads.retain(|thread| !thread.is_finished());
         machines.rings.retain(|rings| rings.strong_count() > 0);
-        if machines.disabled {
+        if machines.disabled || machines.detached {
             return;
         }
         let shared = Arc::clone(self);
@@ -240,7 +271,12 @@ impl Shared {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let rings = Rings::new(client, Arc::clone(&self.disk), self.options, wake)
             .map_err(|errno| io::Error::from_raw_os_error(errno.0))?;
-        self.lock().rings.push(Arc::downgrade(&rings));
+        let mut machines = self.lock();
+        if machines.detached {
+            return Ok(());
+        }
+        machines.rings.push(Arc::downgrade(&rings));
+        drop(machines);
         let weak = Arc::downgrade(&rings);
         let handler: Weak<dyn ClientHandler> = weak;
         rings.client.set_handler(handler);

@@ -33,6 +33,14 @@ impl Status {
     }
 }
 
+/// Returns the name of a disk as a guest reads it.
+pub(super) fn name_bytes(name: &str) -> [u8; NAME_LEN] {
+    let mut bytes = [0; NAME_LEN];
+    let len = name.len().min(NAME_LEN);
+    bytes[..len].copy_from_slice(&name.as_bytes()[..len]);
+    bytes
+}
+
 /// A range of the disk without data.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct DiskRange {
@@ -54,8 +62,10 @@ pub(super) enum Wanted {
     /// A discard or a write of zeroes.
     Ranges(IoOp, Vec<DiskRange>),
     Flush,
-    /// It is answered with this, and this number of bytes written to its memory.
-    Answered(Status, u32),
+    /// The name of the disk, in these pieces of memory.
+    Name(Vec<Piece>),
+    /// It is answered with this.
+    Answered(Status),
 }
 
 /// A request, and where its status goes.
@@ -65,13 +75,12 @@ pub(super) struct Parsed {
     pub(super) status: Piece,
 }
 
-/// Reads a request for a disk of this name and with these limits. One without a place for its
+/// Reads a request for a disk with these limits. One without a place for its
 /// status cannot be answered, and breaks its ring.
 pub(super) fn parse(
     memory: &GuestMemory,
     segments: &[Segment],
     limits: &Limits,
-    name: &str,
 ) -> Result<Parsed, Broken> {
     let status = segments.iter().rev().find(|segment| segment.len > 0);
     let status = status.filter(|segment| segment.is_written);
@@ -81,8 +90,8 @@ pub(super) fn parse(
         piece.pop()
     });
     let status = status.ok_or(Broken("a request without a place for its status"))?;
-    let wanted = parse_body(memory, segments, limits, name);
-    let wanted = wanted.unwrap_or_else(|status| Wanted::Answered(status, 0));
+    let wanted = parse_body(memory, segments, limits);
+    let wanted = wanted.unwrap_or_else(Wanted::Answered);
     Ok(Parsed { wanted, status })
 }
 
@@ -90,7 +99,6 @@ fn parse_body(
     memory: &GuestMemory,
     segments: &[Segment],
     limits: &Limits,
-    name: &str,
 ) -> Result<Wanted, Status> {
     let mut to_read = pieces(memory, segments, false)?;
     let mut to_write = pieces(memory, segments, true)?;
@@ -105,12 +113,7 @@ fn parse_body(
         0 => data(limits, IoOp::Read, sector, to_write),
         1 => data(limits, IoOp::Write, sector, to_read),
         4 => Ok(Wanted::Flush),
-        8 => {
-            let mut id = [0; NAME_LEN];
-            let len = name.len().min(NAME_LEN);
-            id[..len].copy_from_slice(&name.as_bytes()[..len]);
-            Ok(Wanted::Answered(Status::Ok, memory.write(&to_write, &id) as u32))
-        }
+        8 => Ok(Wanted::Name(to_write)),
         11 if limits.discard.is_some() => ranges(memory, limits, IoOp::Discard, to_read),
         13 if limits.max_write_zeroes > 0 => ranges(memory, limits, IoOp::WriteZeroes, to_read),
         _ => Err(Status::Unsupported),
@@ -123,7 +126,7 @@ fn data(limits: &Limits, op: IoOp, sector: u64, pieces: Vec<Piece>) -> Result<Wa
     // Checked to be that of one request.
     let len = len as u32;
     if len == 0 {
-        return Ok(Wanted::Answered(Status::Ok, 0));
+        return Ok(Wanted::Answered(Status::Ok));
     }
     Ok(Wanted::Data { op, offset, len, pieces })
 }
@@ -169,7 +172,7 @@ fn ranges(
         }
     }
     match ranges.is_empty() {
-        true => Ok(Wanted::Answered(Status::Ok, 0)),
+        true => Ok(Wanted::Answered(Status::Ok)),
         false => Ok(Wanted::Ranges(op, ranges)),
     }
 }

@@ -1,10 +1,12 @@
 //! A split ring of virtio, in memory that the guest changes at any time: every number is read once,
 //! checked, and used as it was read.
 
+use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use bowline_verbs::Buffer;
 
+use super::log::DirtyLog;
 use super::memory::{GuestMemory, Part};
 
 /// Most descriptors of a ring, and of a table that one of them refers to.
@@ -70,6 +72,19 @@ pub(super) struct SplitRing {
     next: u16,
     /// Number of the next place for a used one.
     next_used: u16,
+    log: Option<UsedLog>,
+}
+
+/// Where writes to a used ring are logged.
+pub(super) struct UsedLog {
+    pub(super) log: Arc<DirtyLog>,
+    /// Where the ring is for the log.
+    pub(super) guest: u64,
+}
+
+/// Bytes of a used ring of `size` descriptors.
+pub(super) fn used_len(size: u16) -> u64 {
+    6 + 8 * u64::from(size)
 }
 
 fn load(buffer: &Buffer, at: usize) -> u16 {
@@ -86,12 +101,17 @@ impl SplitRing {
     pub(super) fn new(parts: [Part; 3], size: u16, agreed: Agreed, next: u16) -> Self {
         let [descriptors, available, used] = parts;
         let next_used = load(&used.buffer, used.at + 2);
-        Self { descriptors, available, used, size, agreed, next, next_used }
+        Self { descriptors, available, used, size, agreed, next, next_used, log: None }
     }
 
     /// Moves to other memory with the same contents.
     pub(super) fn relocate(&mut self, parts: [Part; 3]) {
         [self.descriptors, self.available, self.used] = parts;
+    }
+
+    /// Sets where writes to the used ring are logged.
+    pub(super) fn set_log(&mut self, log: Option<UsedLog>) {
+        self.log = log;
     }
 
     pub(super) const fn size(&self) -> u16 {
@@ -119,6 +139,7 @@ impl SplitRing {
             }
             let event = self.used.at + 4 + 8 * usize::from(self.size);
             store(&self.used.buffer, event, self.next);
+            self.mark_used(event, 2);
             // The guest writes a request, then reads this number: one of both sees the other's.
             fence(Ordering::SeqCst);
             if self.available()? == 0 {
@@ -181,9 +202,11 @@ impl SplitRing {
             element[4..].copy_from_slice(&written.to_le_bytes());
             let at = self.used.at + 4 + 8 * usize::from(self.next_used % self.size);
             self.used.buffer.write(at, &element);
+            self.mark_used(at, element.len());
             self.next_used = self.next_used.wrapping_add(1);
         }
         store(&self.used.buffer, self.used.at + 2, self.next_used);
+        self.mark_used(self.used.at + 2, 2);
         // The guest writes what it wants, then reads what was used: one of both sees the other's.
         fence(Ordering::SeqCst);
         if !self.agreed.event_index {
@@ -193,6 +216,13 @@ impl SplitRing {
         let event = load(&self.available.buffer, event);
         let new = self.next_used;
         new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(before)
+    }
+
+    /// Logs that bytes of the used ring were written.
+    fn mark_used(&self, at: usize, len: usize) {
+        if let Some(UsedLog { log, guest }) = &self.log {
+            log.mark(guest.saturating_add((at - self.used.at) as u64), len);
+        }
     }
 }
 

@@ -11,9 +11,10 @@ use bowline_rnbd::{Errno, IoOp, Limits};
 use bowline_verbs::Buffer;
 
 use super::inflight::InflightQueue;
-use super::memory::{GuestMemory, Piece};
+use super::log::DirtyLog;
+use super::memory::{GuestMemory, Piece, Removed};
 use super::request::{self, DiskRange, Parsed, Status, Wanted};
-use super::ring::{Broken, Segment, SplitRing};
+use super::ring::{Broken, Segment, SplitRing, UsedLog};
 use super::{RINGS_MAX, VhostUserOptions};
 use crate::device::{BlockDevice, DeviceMem, DiskDone, DiskIo};
 use crate::front::range_alloc::RangeAllocator;
@@ -45,6 +46,8 @@ pub(super) struct Rings {
     /// The connection has ended: nothing reaches the guest any more, so that whoever serves it
     /// next does again what is in flight.
     ended: AtomicBool,
+    /// No requests are taken, and failures are left to whoever serves the machine next.
+    detached: AtomicBool,
     /// The disk has another size.
     pub(super) resized: AtomicBool,
     /// Wakes the connection's thread.
@@ -77,6 +80,8 @@ struct State {
     paused: bool,
     /// The guest has broken the ring.
     broken: bool,
+    /// A request is left to whoever serves the machine next.
+    has_left: bool,
 }
 
 /// What a ring needs to run.
@@ -90,6 +95,18 @@ pub(super) struct Running {
     pub(super) again: VecDeque<u16>,
     /// The guest knows that writes are durable only after a flush.
     pub(super) knows_cache: bool,
+    /// Where writes to memory of requests are logged.
+    pub(super) log: Option<Arc<DirtyLog>>,
+    /// Signalled when something was logged.
+    pub(super) log_call: Option<Arc<OwnedFd>>,
+}
+
+/// Where writes to the guest's memory are logged.
+#[derive(Default)]
+pub(super) struct Logs {
+    pub(super) memory: Option<Arc<DirtyLog>>,
+    pub(super) used: Option<UsedLog>,
+    pub(super) call: Option<Arc<OwnedFd>>,
 }
 
 struct Request {
@@ -104,8 +121,12 @@ struct Request {
     flush_after: bool,
     /// Bytes of its data.
     len: usize,
-    /// Its data is copied: the place, and where the data of a read goes.
-    copy: Option<(usize, Vec<Piece>)>,
+    /// Memory of the data, unless it was copied from there.
+    pieces: Vec<Piece>,
+    /// The data goes to that memory.
+    is_read: bool,
+    /// Place of the copy, when the data is copied.
+    copy: Option<usize>,
 }
 
 /// What became of a call to take requests.
@@ -149,6 +170,7 @@ impl Rings {
             }),
             in_flight: AtomicUsize::new(0),
             ended: AtomicBool::new(false),
+            detached: AtomicBool::new(false),
             resized: AtomicBool::new(false),
             wake,
         }))
@@ -199,13 +221,24 @@ impl Rings {
         }
     }
 
+    /// Sets the descriptor that is signalled when a ring is broken, as it may be already.
+    pub(super) fn set_error(&self, index: usize, error: Option<Arc<OwnedFd>>) {
+        let mut state = self.lock(index);
+        if state.broken {
+            error.iter().for_each(|error| signal(error));
+        }
+        if let Some(running) = &mut state.running {
+            running.error = error;
+        }
+    }
+
     /// Sets whether requests of a ring are taken.
     pub(super) fn pause(&self, index: usize, paused: bool) {
         self.lock(index).paused = paused;
     }
 
     /// Stops a ring, once its requests have ended; returns the number of the next request. `None`:
-    /// it does not run, or the connection has ended.
+    /// it does not run, or the connection has ended, or some request was left to another one.
     pub(super) fn stop(&self, index: usize) -> Option<u16> {
         let mut state = self.lock(index);
         state.paused = true;
@@ -217,7 +250,46 @@ impl Rings {
             let changed = &self.rings[index].changed;
             state = changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        state.running.take().map(|running| running.ring.next())
+        let running = state.running.take();
+        running.filter(|_| !state.has_left).map(|running| running.ring.next())
+    }
+
+    /// Waits until requests that use memory which is no longer there have ended; returns false if
+    /// the connection has ended first.
+    pub(super) fn wait_for_users(&self, removed: &[Removed]) -> bool {
+        for (index, slot) in self.rings.iter().enumerate() {
+            let mut state = self.lock(index);
+            while state.requests.iter().flatten().any(|request| request.uses(removed)) {
+                // Under the lock that `end` takes before it notifies.
+                if self.ended.load(Ordering::Acquire) {
+                    return false;
+                }
+                state = slot.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
+        }
+        true
+    }
+
+    /// Takes no more requests, and answers none that fails; wakes the connection's thread.
+    pub(super) fn detach(&self) {
+        // Release: who causes failures afterwards has `finish` see this.
+        self.detached.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    pub(super) fn is_detached(&self) -> bool {
+        self.detached.load(Ordering::Acquire)
+    }
+
+    /// Waits until all requests or the connection have ended.
+    pub(super) fn wait_for_all(&self) {
+        for (index, slot) in self.rings.iter().enumerate() {
+            let mut state = self.lock(index);
+            // Under the lock that `end` takes before it notifies.
+            while state.in_flight > 0 && !self.ended.load(Ordering::Acquire) {
+                state = slot.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
+        }
     }
 
     /// Ends the connection: no result reaches the guest from now on.
@@ -235,7 +307,8 @@ impl Rings {
     pub(super) fn take(&self, index: usize, batch: &mut Vec<DiskIo>) -> Taken {
         let mut guard = self.lock(index);
         let state = &mut *guard;
-        if state.paused || state.broken || self.ended.load(Ordering::Acquire) {
+        let stopped = self.ended.load(Ordering::Acquire) || self.is_detached();
+        if state.paused || state.broken || stopped {
             return Taken::All;
         }
         let Some(running) = &mut state.running else { return Taken::All };
@@ -301,8 +374,7 @@ impl Rings {
         batch: &mut Vec<DiskIo>,
     ) -> Result<Prepared, Broken> {
         running.ring.segments(&running.memory, head, segments)?;
-        let Parsed { wanted, status } =
-            request::parse(&running.memory, segments, limits, self.disk.name())?;
+        let Parsed { wanted, status } = request::parse(&running.memory, segments, limits)?;
         let mut request = Request {
             memory: Arc::clone(&running.memory),
             status,
@@ -311,12 +383,21 @@ impl Rings {
             errno: 0,
             flush_after: false,
             len: 0,
+            pieces: Vec::new(),
+            is_read: false,
             copy: None,
         };
         let begin = batch.len();
         let tag = (index as u64) << 16 | u64::from(head);
         let planned = match wanted {
-            Wanted::Answered(status, written) => Planned::Answered(status, written),
+            Wanted::Answered(status) => Planned::Answered(status, 0),
+            Wanted::Name(pieces) => {
+                let name = request::name_bytes(self.disk.name());
+                let written = running.memory.write(&pieces, &name);
+                running.mark(&running.memory, &pieces);
+                // No longer than the name.
+                Planned::Answered(Status::Ok, written as u32)
+            }
             Wanted::Flush | Wanted::Ranges(..) if self.reserve(&request, None).is_none() => {
                 Planned::Stalled
             }
@@ -339,7 +420,7 @@ impl Rings {
                 if let Some(inflight) = &mut running.inflight {
                     inflight.taken(head);
                 }
-                request.put_status(answer);
+                running.put_status(&request, answer);
                 return Ok(Prepared::Answered(written + 1));
             }
             Planned::Begun => {}
@@ -381,7 +462,7 @@ impl Rings {
         let can_be_direct = pieces.iter().all(|piece| direct(piece).is_some());
         let few = pieces.len() <= PIECES_MAX || len / pieces.len() >= PIECE_LONG;
         if op == IoOp::Read {
-            request.written += asked.len;
+            (request.written, request.is_read) = (request.written + asked.len, true);
         }
         request.len = len;
         if can_be_direct && (few || len > COPY_MAX) {
@@ -396,6 +477,7 @@ impl Rings {
                 batch.push(part);
                 offset += piece.len as u64;
             }
+            request.pieces = pieces;
             return Planned::Begun;
         }
         if len > COPY_MAX {
@@ -410,7 +492,10 @@ impl Rings {
                 to += piece.len;
             }
         }
-        request.copy = Some((at, if op == IoOp::Read { pieces } else { Vec::new() }));
+        request.copy = Some(at);
+        if request.is_read {
+            request.pieces = pieces;
+        }
         let mem = Some((self.copies.region, at));
         batch.push(DiskIo { mem, ..self.io(op, asked.offset, asked.len, asked.tag) });
         Planned::Begun
@@ -437,8 +522,8 @@ impl Rings {
     fn release(&self, request: &Request) -> bool {
         let mut room = self.lock_room();
         (room.requests, room.bytes) = (room.requests - 1, room.bytes - request.len);
-        if let Some((at, _)) = &request.copy {
-            room.copies.free(*at, request.len);
+        if let Some(at) = request.copy {
+            room.copies.free(at, request.len);
         }
         std::mem::take(&mut room.stalled)
     }
@@ -481,11 +566,21 @@ impl Rings {
             }
             let Some(request) = slot.take() else { continue };
             count += 1;
-            if !ended {
-                if let Some((at, to)) = request.copy.as_ref().filter(|_| request.errno == 0) {
-                    self.copy_back(&request.memory, *at, to);
+            if request.errno != 0 && !ended && self.is_detached() {
+                state.has_left = true;
+                stalled |= self.release(&request);
+                continue;
+            }
+            // Requests end before their ring does.
+            if let Some(running) = state.running.as_ref().filter(|_| !ended) {
+                if let Some(at) = request.copy.filter(|_| request.is_read && request.errno == 0) {
+                    self.copy_back(&request.memory, at, &request.pieces);
                 }
-                request.put_status(Status::of(request.errno));
+                if request.is_read {
+                    // A read that failed may have written some of it.
+                    running.mark(&request.memory, &request.pieces);
+                }
+                running.put_status(&request, Status::of(request.errno));
             }
             stalled |= self.release(&request);
             used.push((head, if request.errno == 0 { request.written } else { 1 }));
@@ -530,12 +625,31 @@ enum Planned {
 }
 
 impl Request {
-    fn put_status(&self, status: Status) {
-        self.memory.write(&[self.status], &[status as u8]);
+    fn uses(&self, removed: &[Removed]) -> bool {
+        let is_there = |piece: &Piece| removed.iter().any(|part| self.memory.is_in(piece, part));
+        is_there(&self.status) || self.pieces.iter().any(is_there)
     }
 }
 
 impl Running {
+    /// Sets where writes are logged.
+    pub(super) fn set_logs(&mut self, logs: Logs) {
+        (self.log, self.log_call) = (logs.memory, logs.call);
+        self.ring.set_log(logs.used);
+    }
+
+    fn put_status(&self, request: &Request, status: Status) {
+        request.memory.write(&[request.status], &[status as u8]);
+        self.mark(&request.memory, &[request.status]);
+    }
+
+    /// Logs that memory was written.
+    fn mark(&self, memory: &GuestMemory, pieces: &[Piece]) {
+        if let Some(log) = &self.log {
+            pieces.iter().for_each(|piece| memory.mark(log, piece));
+        }
+    }
+
     /// Tells the guest that requests are done, with the numbers of bytes written to their memory.
     fn put_used(&mut self, used: &[(u16, u32)]) {
         let heads = || used.iter().map(|(head, _)| *head);
@@ -546,6 +660,7 @@ impl Running {
         if let Some(inflight) = &self.inflight {
             inflight.end_used(heads(), self.ring.next_used());
         }
+        self.log_call.iter().for_each(|call| signal(call));
         if wants_call {
             self.call.iter().for_each(|call| signal(call));
         }

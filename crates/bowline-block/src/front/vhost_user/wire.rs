@@ -7,12 +7,16 @@ use bowline_rnbd::Limits;
 pub(super) const HEADER_LEN: usize = 12;
 /// Longest body in bytes: all regions of memory, or the whole configuration space.
 const BODY_MAX: u32 = 512;
-/// Most regions of memory, each with a descriptor.
+/// Most regions of memory in one message, each with a descriptor.
 pub(super) const REGIONS_MAX: usize = 8;
+/// Most regions of memory that a machine may have by messages for one each: what KVM allows.
+pub(super) const SLOTS_MAX: usize = 509;
 /// Length of the configuration space in bytes.
 pub(super) const CONFIG_LEN: usize = 256;
 
 const VERSION: u32 = 1;
+/// Writes to the used ring are logged.
+const RING_IS_LOGGED: u32 = 1;
 const VERSION_MASK: u32 = 3;
 const REPLY: u32 = 1 << 2;
 const NEED_REPLY: u32 = 1 << 3;
@@ -22,16 +26,20 @@ const NO_FD: u64 = 1 << 8;
 /// Message to the machine that its disk's configuration has changed.
 const CONFIG_CHANGED: u32 = 2;
 
-/// Protocol features: several queues, acknowledged messages, messages to the machine, the
-/// configuration space, and the region of requests in flight.
+/// Protocol features: several queues, a dirty log in a file, acknowledged messages, messages to the
+/// machine, the configuration space, the region of requests in flight, and messages for single
+/// regions of memory.
 pub(super) const MQ: u64 = 1 << 0;
+pub(super) const LOG_SHMFD: u64 = 1 << 1;
 pub(super) const REPLY_ACK: u64 = 1 << 3;
 pub(super) const BACKEND_REQ: u64 = 1 << 5;
 pub(super) const CONFIG: u64 = 1 << 9;
 pub(super) const INFLIGHT: u64 = 1 << 12;
-pub(super) const PROTOCOL_FEATURES: u64 = MQ | REPLY_ACK | BACKEND_REQ | CONFIG | INFLIGHT;
+pub(super) const MEMORY_SLOTS: u64 = 1 << 15;
+pub(super) const PROTOCOL_FEATURES: u64 =
+    MQ | LOG_SHMFD | REPLY_ACK | BACKEND_REQ | CONFIG | INFLIGHT | MEMORY_SLOTS;
 
-/// Features of virtio.
+/// Features of virtio, and those of vhost beside them.
 const F_SEG_MAX: u64 = 1 << 2;
 const F_RO: u64 = 1 << 5;
 const F_BLK_SIZE: u64 = 1 << 6;
@@ -40,6 +48,8 @@ const F_TOPOLOGY: u64 = 1 << 10;
 const F_MQ: u64 = 1 << 12;
 const F_DISCARD: u64 = 1 << 13;
 const F_WRITE_ZEROES: u64 = 1 << 14;
+/// Writes to memory are logged.
+pub(super) const F_LOG_ALL: u64 = 1 << 26;
 pub(super) const F_INDIRECT: u64 = 1 << 28;
 pub(super) const F_EVENT_IDX: u64 = 1 << 29;
 pub(super) const F_PROTOCOL: u64 = 1 << 30;
@@ -71,6 +81,15 @@ pub(super) struct RingAddresses {
     pub(super) descriptors: u64,
     pub(super) used: u64,
     pub(super) available: u64,
+    /// Where the used ring is for the dirty log, if writes to it are logged.
+    pub(super) log: Option<u64>,
+}
+
+/// A part of a file.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct FileRange {
+    pub(super) len: u64,
+    pub(super) offset: u64,
 }
 
 /// The region of requests in flight.
@@ -89,6 +108,8 @@ pub(super) enum Message {
     SetFeatures(u64),
     SetOwner,
     SetMemory(Vec<RegionSpec>),
+    SetLog(FileRange),
+    SetLogCall,
     SetRingSize(u32, u32),
     SetRingAddresses(u32, RingAddresses),
     SetRingBase(u32, u32),
@@ -106,6 +127,9 @@ pub(super) enum Message {
     SetConfig,
     GetInflight(InflightSpec),
     SetInflight(InflightSpec),
+    GetMemorySlots,
+    AddMemory(RegionSpec),
+    RemoveMemory(RegionSpec),
 }
 
 /// Whether a descriptor comes with a message.
@@ -145,6 +169,11 @@ impl Numbers<'_> {
     fn u64(&mut self) -> Option<u64> {
         self.take().map(u64::from_ne_bytes)
     }
+
+    fn region(&mut self) -> Option<RegionSpec> {
+        let (guest, len) = (self.u64()?, self.u64()?);
+        Some(RegionSpec { guest, len, user: self.u64()?, offset: self.u64()? })
+    }
 }
 
 impl Header {
@@ -172,18 +201,17 @@ impl Message {
                 if count > REGIONS_MAX {
                     return None;
                 }
-                let region = |numbers: &mut Numbers<'_>| {
-                    let (guest, len) = (numbers.u64()?, numbers.u64()?);
-                    Some(RegionSpec { guest, len, user: numbers.u64()?, offset: numbers.u64()? })
-                };
-                Self::SetMemory((0..count).map(|_| region(&mut numbers)).collect::<Option<_>>()?)
+                Self::SetMemory((0..count).map(|_| numbers.region()).collect::<Option<_>>()?)
             }
+            6 => Self::SetLog(FileRange { len: numbers.u64()?, offset: numbers.u64()? }),
+            7 => Self::SetLogCall,
             8 => Self::SetRingSize(numbers.u32()?, numbers.u32()?),
             9 => {
-                let (ring, _flags) = (numbers.u32()?, numbers.u32()?);
+                let (ring, flags) = (numbers.u32()?, numbers.u32()?);
                 let (descriptors, used) = (numbers.u64()?, numbers.u64()?);
-                let (available, _log) = (numbers.u64()?, numbers.u64()?);
-                Self::SetRingAddresses(ring, RingAddresses { descriptors, used, available })
+                let (available, log) = (numbers.u64()?, numbers.u64()?);
+                let log = (flags & RING_IS_LOGGED != 0).then_some(log);
+                Self::SetRingAddresses(ring, RingAddresses { descriptors, used, available, log })
             }
             10 => Self::SetRingBase(numbers.u32()?, numbers.u32()?),
             11 => {
@@ -230,6 +258,12 @@ impl Message {
                 let message = if request == 31 { Self::GetInflight } else { Self::SetInflight };
                 return Some(message(spec));
             }
+            36 => Self::GetMemorySlots,
+            37 | 38 => {
+                let _padding = numbers.u64()?;
+                let message = if request == 37 { Self::AddMemory } else { Self::RemoveMemory };
+                message(numbers.region()?)
+            }
             _ => return None,
         };
         numbers.0.is_empty().then_some(message)
@@ -267,6 +301,7 @@ pub(super) fn features(limits: &Limits) -> u64 {
         | F_BLK_SIZE
         | F_TOPOLOGY
         | F_MQ
+        | F_LOG_ALL
         | F_INDIRECT
         | F_EVENT_IDX
         | F_PROTOCOL
@@ -337,6 +372,10 @@ mod tests {
         assert_eq!(Message::parse(5, &table), Some(Message::SetMemory(vec![region])));
         assert_eq!(Message::parse(5, &table[..32]), None);
         assert_eq!(Message::parse(5, &words(&[u64::MAX])), None);
+        let slot = words(&[0, 1, 2, 3, 4]);
+        assert_eq!(Message::parse(37, &slot), Some(Message::AddMemory(region)));
+        assert_eq!(Message::parse(38, &slot), Some(Message::RemoveMemory(region)));
+        assert_eq!(Message::parse(37, &slot[..32]), None);
         let spec = InflightSpec { len: 5, offset: 6, queues: 7, queue_size: 8 };
         let body = inflight_body(&spec, 24);
         for len in [20, 24] {

@@ -15,9 +15,9 @@ use bowline_ctl::{Successor, Sys};
 use bowline_node::{
     Failure, Outcome,
     disks::{
-        DeviceConfig, DiskFrontEnds, FrontEndConfig, HandedFrontEnds, Heir, MapConfig, Mapping,
-        Predecessor, Route, Service, UNMAP_PATIENCE, client_classes, map_patiently, refused,
-        report_all, unmap_all, watch,
+        DeviceConfig, DiskFrontEnds, ENDING_PATIENCE, FailingDisks, FrontEndConfig,
+        HandedFrontEnds, Heir, MapConfig, Mapping, Predecessor, Route, Service, Unserved,
+        client_classes, map_patiently, refused, report_all, unmap_all, watch,
     },
     log::Duty,
     metrics, namespaces,
@@ -59,7 +59,9 @@ const ANSWER_POLL: Duration = Duration::from_millis(1);
                   opened; each disk that a command maps later has such a line, too. Each change of a disk is one \
                   line, such as `rnbd0 offline`: offline, online, bytes=N, gone (it will not come back), unmapped. \
                   Paths that are lost or back are logged on standard error. Ends with SIGINT or SIGTERM, or when no \
-                  disk has been mapped for a second. Unmount file systems on the disks first, or data that was not \
+                  disk has been mapped for a second. At the end it names the processes that it cuts off, answers \
+                  what they have asked for (within 5 s) and flushes what was written; a second signal ends it at \
+                  once. Exit status 1: not all of that was possible. Unmount file systems on the disks first, or data that was not \
                   written back is lost."
 )]
 pub(super) struct Args {
@@ -264,6 +266,7 @@ impl Mapped<'_> {
                 .tree();
         let (successors, asking) = mpsc::channel();
         let served = args.controls.serve(&tree, control.as_deref(), "map", metrics, successors);
+        let mut unserved = Unserved::default();
         let result = result.and(served).map(|served| {
             let name = disk.local_name().to_owned();
             drop(disk);
@@ -271,10 +274,12 @@ impl Mapped<'_> {
             let why = |own: IpAddr, server: IpAddr| client.engine().fault(own, server);
             let supervisor = Supervisor::of_this_process();
             supervisor.ready(&format!("{device} is mapped"));
+            let mut failing = FailingDisks::default();
             let (mut idle, mut ended) = (0, Ended::Here);
             while idle < IDLE_CHECKS && !stop.wait(Some(CHECK_INTERVAL)) {
                 report_all(&notices);
                 paths.report(why);
+                failing.report(&client);
                 idle = if args.stay || front_ends.is_needed() { 0 } else { idle + 1 };
                 supervisor.beat();
                 if let Some(handed) = self.hand_over(&front_ends, &name, &asking) {
@@ -283,22 +288,33 @@ impl Mapped<'_> {
                 }
             }
             if let Ended::Here = ended {
-                supervisor.stopping(UNMAP_PATIENCE, "unmapping");
+                supervisor.stopping(ENDING_PATIENCE, "unmapping");
             }
             report_all(&notices);
             paths.report(why);
-            // An unmap in progress may wait for a lost session.
-            front_ends.fail_fast();
+            match ended {
+                Ended::Here => unserved = front_ends.finish(),
+                // An unmap in progress may wait for a lost session.
+                Ended::Handed(..) => front_ends.fail_fast(),
+            }
             // Answers requests in progress, such as the command that unmapped the last disk.
             drop(served);
             ended
         });
-        unmap_all(&client, stop, || front_ends.close());
         if let Ok(Ended::Handed(..)) = result {
+            unmap_all(&client, stop, || front_ends.leave());
             // The next process needs the device's addresses.
             client.engine().close();
+            return result;
         }
-        result
+        unmap_all(&client, stop, || front_ends.close(&mut unserved));
+        unserved.tell();
+        let ended = result?;
+        if unserved.is_nothing() {
+            Ok(ended)
+        } else {
+            Err(Failure::failed("not everything was served"))
+        }
     }
 
     /// Hands the front ends over if another process asks for them and may have them.

@@ -13,6 +13,7 @@ pub(super) mod load;
 mod map;
 mod options;
 mod serving;
+mod top;
 mod verify;
 
 use std::path::PathBuf;
@@ -106,6 +107,7 @@ enum Word {
     Verify(verify::Args),
     /// Print the exports of the servers of this machine: size, and the sessions that have them open
     Exports,
+    Top(top::Args),
     #[command(external_subcommand)]
     Others(Vec<String>),
 }
@@ -115,7 +117,7 @@ pub(crate) fn run(args: Args, definition: fn() -> clap::Command) -> Outcome {
     let Args { control, manner, complete, word } = args;
     let words = match word {
         None => Vec::new(),
-        Some(Word::Verify(_) | Word::Exports) if complete => Vec::new(),
+        Some(Word::Verify(_) | Word::Exports | Word::Top(_)) if complete => Vec::new(),
         Some(Word::Export(args)) => match args.words() {
             Some(words) => words,
             None if complete => vec!["export".to_owned()],
@@ -135,6 +137,10 @@ pub(crate) fn run(args: Args, definition: fn() -> clap::Command) -> Outcome {
             let place = control.as_deref().map_or(Place::Here, Place::Socket);
             manner.refuse_any("exports")?;
             return tool::exports(place);
+        }
+        Some(Word::Top(args)) => {
+            manner.refuse_any("top")?;
+            return top::run(&args, control);
         }
         Some(Word::Map(args)) => match args.words() {
             Some(words) => words,

@@ -39,7 +39,7 @@ impl Target {
 /// A field: its key and its heading.
 pub(super) type Column = (&'static str, &'static str);
 
-const DEVICE: [Column; 10] = [
+const DEVICE: [Column; 13] = [
     ("sessname", "Session"),
     ("mapping_path", "Mapping Path"),
     ("devname", "Device"),
@@ -50,6 +50,9 @@ const DEVICE: [Column; 10] = [
     ("tx_sect", "TX"),
     ("direction", "Direction"),
     ("hostname", "Hostname"),
+    ("errors", "Errors"),
+    ("last_error", "Last error"),
+    ("storage", "Storage"),
 ];
 const SESSION: [Column; 14] = [
     ("sessname", "Session name"),
@@ -82,6 +85,10 @@ const PATH: [Column; 13] = [
     ("direction", "Direction"),
     ("hostname", "Hostname"),
 ];
+
+/// Fields about failures of storage, which a kernel does not have [NB-67]. By default they are
+/// shown once a request has failed.
+pub(super) const STORAGE: [&str; 3] = ["errors", "last_error", "storage"];
 
 /// Fields that only a client has.
 const CLIENT_ONLY: [(Target, &str); 10] = [

@@ -34,5 +34,13 @@ fn line(name: &str, export: &Json, sessions: Option<&Json>) -> String {
     let opens = if opens.is_empty() { "nobody".to_owned() } else { opens.join(", ") };
     // A directory cannot have a slash in its name.
     let name = name.replace('!', "/");
-    format!("export {} bytes={bytes}{mode} open by {opens}", shown(&name))
+    let health = export.member("bowline");
+    let last = health.and_then(|health| health.member("last_failure")).and_then(Json::as_str);
+    let failing = last.filter(|last| last.ends_with(" failing")).map_or(String::new(), |last| {
+        let errno = last.split(' ').nth(1).unwrap_or_default();
+        let failed = health.and_then(|health| health.member("failed_requests"));
+        let failed = failed.and_then(Json::as_u64).unwrap_or(0);
+        format!(" failing: {errno}, {failed} requests")
+    });
+    format!("export {} bytes={bytes}{mode} open by {opens}{failing}", shown(&name))
 }

@@ -303,7 +303,7 @@ pub(crate) fn is_of_sessions(word: &str) -> bool {
     let is_of_disks = |verb: Verb| {
         fits(verb, Target::Device) && !fits(verb, Target::Session) && !fits(verb, Target::Path)
     };
-    !["exports", "verify"].contains(&word) && !Verb::of(word).is_some_and(is_of_disks)
+    !["exports", "top", "verify"].contains(&word) && !Verb::of(word).is_some_and(is_of_disks)
 }
 
 /// An incomplete command, for completion.
@@ -362,7 +362,7 @@ pub(super) fn next(arguments: &[String]) -> Vec<&'static str> {
     let Some(verb) = verb else {
         let mut all: Vec<&'static str> = Vec::new();
         if !had_mode && target.is_none() {
-            all.extend(["client", "server", "both", "exports", "verify"]);
+            all.extend(["client", "server", "both", "exports", "top", "verify"]);
         }
         if target.is_none() {
             all.extend(["device", "session", "path"]);

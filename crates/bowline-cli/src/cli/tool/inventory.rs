@@ -11,6 +11,7 @@ use std::{
 use bowline_ctl::{Client, Errno, Json, Op, folders};
 use bowline_node::{
     control::{looked_in, none_here},
+    log::utc,
     namespaces::Whose,
 };
 
@@ -372,6 +373,26 @@ fn owned(text: impl Into<String>) -> Cell {
     Cell::Text(text.into())
 }
 
+/// Returns the fields about the storage of a block device, if its process has them [NB-67].
+fn storage(block: &Json) -> Vec<(&'static str, Cell)> {
+    let Some(health) = block.member("bowline") else { return Vec::new() };
+    let last = health.member("last_failure").and_then(Json::as_str).unwrap_or_default();
+    let words: Vec<&str> = last.split(' ').collect();
+    let (error, state) = match words.as_slice() {
+        [op, errno, at, state] => {
+            let at = at.parse().map(utc).unwrap_or_default();
+            (owned(format!("{op} {errno} {at}")), *state)
+        }
+        _ => (Cell::Nothing, ""),
+    };
+    let state = if state == "failing" { state } else { "ok" };
+    vec![
+        ("errors", Cell::Number(number(health, &["failed_requests"]))),
+        ("last_error", error),
+        ("storage", owned(state)),
+    ]
+}
+
 impl Source {
     fn class(&self, name: &str) -> Option<&Json> {
         below(&self.tree, &["devices", "virtual", name])
@@ -442,6 +463,7 @@ impl Source {
                     ("direction", owned("import")),
                     ("hostname", hostname(Mode::Client, session)),
                 ];
+                let cells = [cells, storage(block)].concat();
                 Some((Item { cells, below: Vec::new() }, format!("/block/{name}/rnbd")))
             })
             .collect()
@@ -455,7 +477,7 @@ impl Source {
         let opens = self.opens();
         let unopened =
             exports.filter(move |(name, _)| opens.and_then(|opens| opens.member(name)).is_none());
-        unopened.map(|(name, _)| {
+        unopened.map(|(name, block)| {
             let cells = vec![
                 ("sessname", Cell::Nothing),
                 // A directory cannot have a slash in its name.
@@ -463,6 +485,7 @@ impl Source {
                 ("devname", owned(name)),
                 ("direction", owned("export")),
             ];
+            let cells = [cells, storage(block)].concat();
             (Item { cells, below: Vec::new() }, format!("/block/{name}"))
         })
     }
@@ -478,6 +501,7 @@ impl Source {
                 objects(json.member("sessions")).map(move |(session, open)| {
                     let (rx, tx) = self.traffic(device);
                     let of = self.class("rtrs-server").and_then(|all| all.member(session));
+                    let block = below(&self.tree, &["devices", "virtual", "block", device]);
                     let cells = vec![
                         ("sessname", owned(session)),
                         ("mapping_path", text(open, &["mapping_path"])),
@@ -488,6 +512,7 @@ impl Source {
                         ("direction", owned("export")),
                         ("hostname", hostname(Mode::Server, of)),
                     ];
+                    let cells = [cells, block.map_or_else(Vec::new, storage)].concat();
                     let at = format!("/class/rnbd-server/ctl/devices/{device}/sessions/{session}");
                     (Item { cells, below: Vec::new() }, at)
                 })

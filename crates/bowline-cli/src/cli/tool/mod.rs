@@ -18,6 +18,7 @@ mod grammar;
 mod inventory;
 mod run;
 mod sysfs;
+mod top;
 
 use std::{fmt, io};
 
@@ -27,6 +28,7 @@ use columns::Target;
 
 pub(super) use grammar::{has_target, is_mode, is_of_sessions, names_path};
 pub(super) use inventory::Place;
+pub(super) use top::{TopSample, TopView};
 
 /// Why a command was not carried out: its exit status comes from the error number.
 #[derive(Clone, Debug, Eq, PartialEq)]

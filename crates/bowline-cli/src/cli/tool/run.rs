@@ -17,8 +17,8 @@ use serde_json::{Map, Value, json};
 use super::{
     Refusal, RunOptions,
     arguments::{address, addresses, path_order, path_text, sectors},
-    columns::{Mode, Target, all, chosen},
-    format::{Format, Group, Look, csv, json, sheet, table, xml},
+    columns::{Mode, STORAGE, Target, all, chosen},
+    format::{Cell, Format, Group, Look, csv, json, sheet, table, xml},
     grammar::{Request, Verb},
     inventory::{Inventory, Row},
 };
@@ -99,7 +99,12 @@ impl Run<'_> {
 
     /// Makes a table of one kind of objects of one side.
     fn group(&self, mode: Mode, target: Target, rows: Vec<Row>) -> Group {
-        let columns = chosen(mode, target, self.request.options.fields.as_ref());
+        let fields = self.request.options.fields.as_ref();
+        let mut columns = chosen(mode, target, fields);
+        let has_failed = |row: &Row| matches!(row.item.cell("errors"), Cell::Number(1..));
+        if fields.is_none() && rows.iter().any(has_failed) {
+            columns.extend(all(mode, target).into_iter().filter(|(key, _)| STORAGE.contains(key)));
+        }
         Group { mode, target, columns, items: rows.into_iter().map(|row| row.item).collect() }
     }
 

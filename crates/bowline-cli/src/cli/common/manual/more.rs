@@ -125,6 +125,7 @@ const DROP: &[Entry] = &[
 
 const RNBD: &[Entry] = &[
     ("bowline rnbd exports", "Print the exports of this machine and who has them open."),
+    ("bowline rnbd top", "Watch the disks of this machine: rates, latencies, paths."),
     ("bowline rnbd list", "Print the disks of all processes of this machine."),
     ("bowline rnbd unmap rnbd0", "Unmap one."),
     (

@@ -16,6 +16,8 @@ use bowline_node::{
 };
 use serde::Serialize;
 
+use crate::cli::common::watch::{Rate, Size, View, number, size_text, tables};
+
 /// State of a path in service, and what stands in the place of it.
 const UP: &str = "up";
 const CONGESTED: &str = "congested";
@@ -30,15 +32,8 @@ pub(super) struct Sample {
     pub(super) snapshot: Snapshot,
 }
 
-/// Room on a terminal.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Size {
-    pub(super) rows: usize,
-    pub(super) columns: usize,
-}
-
 /// A view.
-pub(super) struct View {
+pub(super) struct NodeView {
     sample: Sample,
     shown: Shown,
 }
@@ -98,56 +93,27 @@ struct Socket {
     command: Option<String>,
 }
 
-impl View {
-    /// Compares a sample with the one before.
-    pub(super) fn new(before: Option<&Sample>, sample: Sample) -> Self {
+impl View for NodeView {
+    type Sample = Sample;
+
+    fn new(before: Option<&Sample>, sample: Sample) -> Self {
         let shown = Shown::of(before, &sample);
         Self { sample, shown }
     }
 
-    pub(super) fn into_sample(self) -> Sample {
+    fn into_sample(self) -> Sample {
         self.sample
     }
 
-    pub(super) fn json(&self) -> Outcome<String> {
+    fn json(&self) -> Outcome<String> {
         serde_json::to_string(&self.shown)
             .map_err(|error| Failure::failed(format!("cannot write JSON: {error}")))
     }
 
-    /// Returns the view as lines; with a size, as many and as long as fit.
-    pub(super) fn text(&self, size: Option<Size>) -> String {
-        let head = self.shown.head();
-        let connections = self.shown.connection_lines();
-        let sockets = self.shown.socket_lines();
-        let mut lines = head;
-        match size {
-            None => lines.extend(connections.into_iter().chain(sockets).chain([String::new()])),
-            Some(size) => {
-                let room = size.rows.saturating_sub(lines.len());
-                // The shorter table leaves the longer one its room.
-                let half = (room / 2).max(room.saturating_sub(sockets.len()));
-                lines.extend(shortened(connections, half));
-                let room = size.rows.saturating_sub(lines.len());
-                lines.extend(shortened(sockets, room));
-                lines.truncate(size.rows);
-                for line in &mut lines {
-                    *line = line.chars().take(size.columns).collect();
-                }
-            }
-        }
-        lines.iter().fold(String::new(), |text, line| text + line + "\n")
+    fn text(&self, size: Option<Size>) -> String {
+        let (connections, sockets) = (self.shown.connection_lines(), self.shown.socket_lines());
+        tables(self.shown.head(), connections, sockets, size)
     }
-}
-
-/// Returns the first lines of a table, and how many more there are.
-fn shortened(mut lines: Vec<String>, room: usize) -> Vec<String> {
-    if lines.len() > room && room > 0 {
-        let more = lines.len() - (room - 1);
-        lines.truncate(room - 1);
-        lines.push(format!("  and {more} more"));
-    }
-    lines.truncate(room);
-    lines
 }
 
 impl Shown {
@@ -292,20 +258,6 @@ impl Totals {
     }
 }
 
-/// The time that rates are over.
-#[derive(Clone, Copy)]
-struct Rate {
-    seconds: Option<f64>,
-}
-
-impl Rate {
-    /// Returns the growth of a count each second; a count that fell has begun anew.
-    fn of(self, then: Option<u64>, now: u64) -> Option<f64> {
-        let growth = now.checked_sub(then?).unwrap_or(now);
-        Some(growth as f64 / self.seconds?)
-    }
-}
-
 /// How far a path is from service.
 fn distance(state: &str) -> u8 {
     match state {
@@ -389,14 +341,6 @@ fn command_of(pid: u32) -> Option<String> {
     let text: String =
         words.map(|c| if c.is_control() { ' ' } else { c }).take(COMMAND_MAX).collect();
     (!text.is_empty()).then_some(text)
-}
-
-fn number(value: Option<f64>) -> String {
-    value.map_or_else(|| "-".to_owned(), |value| format!("{value:.0}"))
-}
-
-fn size_text(value: Option<f64>) -> String {
-    value.map_or_else(|| "-".to_owned(), |value| log::bytes(value as u64))
 }
 
 /// Returns a time in its two largest units.
@@ -483,23 +427,23 @@ mod tests {
     #[test]
     fn rates_are_those_between_two_looks() {
         let start = Instant::now();
-        let first = View::new(None, sample(start, 100, 2));
+        let first = NodeView::new(None, sample(start, 100, 2));
         assert_eq!(first.shown.seconds, None);
         assert_eq!(first.shown.connections[0].sent_messages, None);
         let before = first.into_sample();
-        let view = View::new(Some(&before), sample(start + Duration::from_secs(2), 110, 2));
+        let view = NodeView::new(Some(&before), sample(start + Duration::from_secs(2), 110, 2));
         assert_eq!(view.shown.totals.sent_messages, Some(10.0));
         assert_eq!(view.shown.totals.sent_bytes, None);
         assert_eq!(view.shown.connections[0].sent_messages, Some(5.0));
         // Another process has begun anew.
         let mut other = sample(start + Duration::from_secs(3), 1, 2);
         other.snapshot.node.pid = 8;
-        assert_eq!(View::new(Some(&view.into_sample()), other).shown.seconds, None);
+        assert_eq!(NodeView::new(Some(&view.into_sample()), other).shown.seconds, None);
     }
 
     #[test]
     fn what_is_not_in_service_comes_first_with_its_reason() {
-        let view = View::new(None, sample(Instant::now(), 1, 3));
+        let view = NodeView::new(None, sample(Instant::now(), 1, 3));
         let all = view.shown.connection_lines();
         assert!(all[1].contains("10.0.0.3") && all[1].contains(" 0/2 "), "{all:?}");
         assert!(all[1].contains(" connecting "), "{all:?}");
@@ -511,7 +455,7 @@ mod tests {
 
     #[test]
     fn a_view_fits_into_its_terminal() {
-        let view = View::new(None, sample(Instant::now(), 1, 50));
+        let view = NodeView::new(None, sample(Instant::now(), 1, 50));
         for rows in [1, 2, 5, 10, 24, 200] {
             let text = view.text(Some(Size { rows, columns: 40 }));
             assert!(text.lines().count() <= rows, "{rows} rows: {text}");

@@ -1,4 +1,4 @@
-//! The terminal of `bowline top`: a screen of its own, keys without echo, and both given back on
+//! The terminal of views: a screen of its own, keys without echo, and both given back on
 //! every way out.
 
 use std::{
@@ -12,7 +12,7 @@ use rustix::termios::{
     OptionalActions, SpecialCodeIndex, Termios, tcgetattr, tcgetwinsize, tcsetattr,
 };
 
-use super::view::{Size, View};
+use super::Size;
 
 /// To the other screen, without a cursor; and back.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l";
@@ -71,10 +71,10 @@ impl Screen {
         }
     }
 
-    /// Shows a view in the place of the one before.
-    pub(super) fn show(&mut self, view: &View) {
+    /// Shows a text in the place of the one before; it gets the room that there is.
+    pub(super) fn show(&mut self, text_in: impl FnOnce(Size) -> String) {
         let mut text = String::from(HOME);
-        for line in view.text(Some(size())).lines() {
+        for line in text_in(size()).lines() {
             text.push_str(line);
             text.push_str(CLEAR_LINE);
             text.push('\n');

@@ -1,0 +1,79 @@
+//! The end of a process whose disks are in use.
+
+use std::path::PathBuf;
+
+use crate::{
+    nbd::{Nbd, WRITE},
+    support::{Folder, Running, run, start},
+};
+
+/// Starts a server of a file, and a client with the disk at an NBD socket.
+fn pair(folder: &Folder, host: u8) -> (Running, Running, PathBuf) {
+    let address = format!("127.60.{host}.1");
+    let image = folder.write("disk0.img", "");
+    std::fs::File::options()
+        .write(true)
+        .open(&image)
+        .expect("it")
+        .set_len(1 << 20)
+        .expect("a length");
+    let file = format!("disk0={}", image.display());
+    let mut server = start(folder, &["rnbd", "export", "--file", &file, "-I", &address]);
+    server.expect(&format!("listening on {address}:1234"));
+    let socket = folder.path().join("nbd");
+    let path = format!("127.60.{host}.11@{address}");
+    let words = ["rnbd", "map", "disk0", "--from", "s1", "--path", &path];
+    let place = socket.to_str().expect("a plain path");
+    let mut client = start(folder, &[&words[..], &["--nbd", place]].concat());
+    client.expect("mapped disk0");
+    (server, client, socket)
+}
+
+#[test]
+fn requests_that_were_sent_are_answered_and_made_durable_before_the_end() {
+    let folder = Folder::new();
+    let (server, client, socket) = pair(&folder, 2);
+    // The counters of the export last as long as somebody has it open.
+    let words = ["rnbd", "map", "disk0", "--access", "ro", "--from", "s2"];
+    let mut reader = start(&folder, &[&words[..], &["--path", "127.60.2.12@127.60.2.1"]].concat());
+    reader.expect("mapped disk0");
+    let mut nbd = Nbd::connect(&socket);
+    assert_eq!(nbd.ask(WRITE, 0, 4096), 0);
+    server.signal("-STOP");
+    let count = 40;
+    (0..count).for_each(|n| nbd.send(WRITE, n * 4096, 4096));
+    client.signal("-TERM");
+    let own = std::process::id();
+    client.until_logged(&format!("(pid {own}) at nbd {}", socket.display()));
+    server.signal("-CONT");
+    (0..count).for_each(|_| assert_eq!(nbd.answer(), 0));
+    client.finish().exits(0);
+    assert!(nbd.has_ended() && !socket.exists());
+    let control = folder.path().join(format!("bowline/rnbd/export-{}.sock", server.id()));
+    let control = control.to_str().expect("a plain path");
+    let stat =
+        run(&folder, &["rnbd", "get", "block/disk0/stat", "--control", control]).exits(0).out;
+    let flushes = stat.split_ascii_whitespace().nth(15).expect("17 numbers");
+    assert_eq!(flushes, "1", "{stat}");
+    for part in [reader, server] {
+        part.signal("-TERM");
+        part.finish().exits(0);
+    }
+}
+
+#[test]
+fn an_end_in_which_not_all_was_served_says_so() {
+    let folder = Folder::new();
+    let (server, client, socket) = pair(&folder, 3);
+    let mut nbd = Nbd::connect(&socket);
+    assert_eq!(nbd.ask(WRITE, 0, 4096), 0);
+    server.signal("-STOP");
+    nbd.send(WRITE, 0, 4096);
+    client.signal("-TERM");
+    let done = client.finish().exits(1);
+    // The path may be found dead before patience ends.
+    let all =
+        ["rnbd0: requests not answered in time: 1", "rnbd0: requests that failed at the end: 1"];
+    assert!(all.iter().any(|line| done.err.contains(line)), "{done:?}");
+    drop(server);
+}
