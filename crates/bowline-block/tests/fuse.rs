@@ -260,18 +260,88 @@ fn an_open_file_survives_its_directory() {
     assert_eq!(&out, b"still here");
 }
 
+/// Waits until the condition holds.
+fn until(what: &str, so: impl Fn() -> bool) {
+    let start = std::time::Instant::now();
+    while !so() {
+        assert!(start.elapsed().as_secs() < 20, "never: {what}");
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn a_file_stays_open_while_another_mount_continues() {
+    // tests [NB-70]
+    for threads in [1, 3] {
+        let mut options = FuseOptions::default();
+        options.threads = threads;
+        let Some(mut mounted) = mount("continued", 8 << 20, options) else { return };
+        let mut mount = mounted.mount.take().expect("mounted");
+        if BY_RING {
+            let why = mount.cannot_hand_over().expect("a reason");
+            assert!(why.contains("enable_uring"), "{why}");
+            mounted.mount = Some(mount);
+            return;
+        }
+        assert_eq!(mount.cannot_hand_over(), None);
+        let file = OpenOptions::new().read(true).write(true).open(&mounted.file).expect("opened");
+        let (stop, written) = (AtomicBool::new(false), AtomicU64::new(0));
+        let writes = || written.load(Ordering::SeqCst);
+        mount = std::thread::scope(|scope| {
+            let _end = Stop(&stop);
+            for writer in 0..threads as u64 + 1 {
+                let (file, stop, written) = (&file, &stop, &written);
+                scope.spawn(move || {
+                    let mut count = 0_u64;
+                    while !stop.load(Ordering::Relaxed) {
+                        count += 1;
+                        // Not whole blocks: each is read and written.
+                        let (bytes, at) = ([count as u8; 700], writer * 100_000 + 7);
+                        file.write_all_at(&bytes, at).expect("written");
+                        let mut out = [0; 700];
+                        file.read_exact_at(&mut out, at).expect("read");
+                        assert_eq!(out, bytes);
+                        written.fetch_add(1, Ordering::SeqCst);
+                    }
+                });
+            }
+            for round in 0..6 {
+                let before = writes();
+                until("programs write", || writes() > before);
+                mount.pause();
+                until("it is paused", || mount.is_paused());
+                if round % 2 == 0 {
+                    // Nobody continues: this one does.
+                    mount.unpause();
+                    continue;
+                }
+                let handed = mount.hand_over().expect("handed over");
+                assert_eq!(handed.opens, 1);
+                let disk = Arc::<LocalDevice>::clone(&mounted.disk);
+                let name = "disk.img";
+                mount = fuse::resume(disk, &mounted.dir, name, options, handed).expect("resumed");
+            }
+            let before = writes();
+            until("programs write", || writes() > before);
+            mount
+        });
+        drop(file);
+        // One that sleeps is woken, too.
+        until("nobody uses it", || mount.opens() == 0);
+        mount.pause();
+        until("it is paused", || mount.is_paused());
+        let handed = mount.hand_over().expect("handed over");
+        let disk = Arc::<LocalDevice>::clone(&mounted.disk);
+        let mount = fuse::resume(disk, &mounted.dir, "disk.img", options, handed);
+        mounted.mount = Some(mount.expect("resumed"));
+    }
+}
+
 #[test]
 fn a_file_that_is_open_is_in_use() {
     // tests [NB-37]
     let Some(mounted) = mount("use", 1 << 20, FuseOptions::default()) else { return };
     let mount = mounted.mount.as_ref().expect("mounted");
-    let until = |what: &str, so: &dyn Fn() -> bool| {
-        let start = std::time::Instant::now();
-        while !so() {
-            assert!(start.elapsed().as_secs() < 20, "never: {what}");
-            std::thread::sleep(std::time::Duration::from_millis(2));
-        }
-    };
     // Listings and stat do not count as uses.
     assert_eq!(std::fs::read_dir(&mounted.dir).expect("listed").count(), 1);
     assert_eq!(std::fs::metadata(&mounted.file).expect("there").len(), 1 << 20);
@@ -282,12 +352,12 @@ fn a_file_that_is_open_is_in_use() {
     let [first, second] = files;
     let again = second.try_clone().expect("the same open file");
     drop((first, second));
-    until("one is closed", &|| mount.opens() == 1);
+    until("one is closed", || mount.opens() == 1);
     assert!(!mount.disable_if_unused());
     // A refused `disable_if_unused` changes nothing: the file can still be opened.
     drop(File::open(&mounted.file).expect("opened"));
     drop(again);
-    until("nobody uses it", &|| mount.disable_if_unused());
+    until("nobody uses it", || mount.disable_if_unused());
     let refused = File::open(&mounted.file).map_err(|error| error.raw_os_error());
     assert_eq!(refused.err(), Some(Some(libc::ENODEV)));
     assert!(mount.disable_if_unused(), "it is disabled already");
