@@ -176,8 +176,8 @@ impl Server {
         Self::start_with(path, tree, None)
     }
 
-    /// As [`start`](Self::start); processes that ask to continue in the place of this one are sent to
-    /// `successors`.
+    /// As [`start`](Self::start); processes that ask to continue in the place of this one are sent
+    /// to `successors`.
     ///
     /// # Errors
     ///

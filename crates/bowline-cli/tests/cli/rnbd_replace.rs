@@ -228,7 +228,7 @@ fn compare(written: &BTreeMap<u64, u64>, image: &Path, mut read: impl FnMut(u64)
 }
 
 #[test]
-fn clients_of_nbd_go_on_when_their_process_is_replaced() {
+fn clients_of_nbd_stay_connected_when_their_process_is_replaced() {
     // tests [NB-70]
     let folder = Folder::new();
     let (server, image) = export(&folder, 1, &[]);
@@ -393,7 +393,7 @@ fn requests_wait_while_a_server_is_replaced() {
 }
 
 #[test]
-fn a_process_goes_on_when_the_next_one_does_not() {
+fn a_process_continues_when_the_next_one_does_not() {
     // tests [NB-70]
     let folder = Folder::new();
     let (server, image) = export(&folder, 4, &[]);

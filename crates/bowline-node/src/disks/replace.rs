@@ -140,9 +140,7 @@ impl Predecessor {
             match ask_to_replace(&place, &wants, PATIENCE) {
                 Ok(Ok(stream)) => {
                     // What it sends is believed.
-                    let user = Credentials::of_peer(&stream).map(|peer| peer.user);
-                    let is_ours = user.is_ok_and(may_ask);
-                    if is_ours && prepare(&stream).is_ok() {
+                    if is_ours(&stream) && prepare(&stream).is_ok() {
                         return Ok(Self(stream));
                     }
                     failure = Some(format!("the process at {at} belongs to another user"));
@@ -302,8 +300,7 @@ impl Heir {
 
 /// Tells whether a process may have the place of this one, or why not.
 fn admit(asks: &Successor, service: &Service) -> Result<(), (Errno, String)> {
-    let user = Credentials::of_peer(&asks.stream).map(|peer| peer.user);
-    if !user.is_ok_and(may_ask) {
+    if !is_ours(&asks.stream) {
         return Err((Errno::EACCES, "it belongs to another user".to_owned()));
     }
     let wish: Wish = serde_json::from_str(&asks.wants).map_err(|_| {
@@ -333,9 +330,10 @@ fn admit(asks: &Successor, service: &Service) -> Result<(), (Errno, String)> {
     }
 }
 
-/// Tells whether a process of this user is trusted with everything.
-fn may_ask(user: u32) -> bool {
-    user == 0 || user == rustix::process::geteuid().as_raw()
+/// Tells whether the process there is this user's, or root's, and so trusted with everything.
+fn is_ours(stream: &UnixStream) -> bool {
+    let is_trusted = |user| user == 0 || user == rustix::process::geteuid().as_raw();
+    Credentials::of_peer(stream).is_ok_and(|peer| is_trusted(peer.user))
 }
 
 fn prepare(stream: &UnixStream) -> io::Result<()> {

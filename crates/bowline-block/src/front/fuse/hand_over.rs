@@ -2,9 +2,10 @@
 //! has read, and programs keep the file open.
 //!
 //! ```text
-//!   closed:  each thread parks after the request that it has; one that sleeps in a read is woken by
-//!            a request of our own, since a read takes a request with it when it returns
-//!   open:    they continue            handed over:  they end, and leave the rest to the kernel
+//!   closed        each thread parks after the request that it has; one that sleeps in a read is
+//!                 woken by a request of our own
+//!   open          they continue
+//!   handed over   they end, and leave the rest to the kernel
 //! ```
 
 use std::io;

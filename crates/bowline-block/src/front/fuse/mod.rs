@@ -7,13 +7,13 @@
 //! A killed program stays until its request is answered: a request that was sent is not taken back.
 //!
 //! ```text
-//!   mod      mounts, and unmounts, with fuser
-//!   device   requests and answers by /dev/fuse
-//!   ring     the same by io_uring, where the kernel offers that
-//!   wire     their bytes
-//!   file     what each of them does
-//!   bytes    reads and writes of any bytes, as requests to the disk
-//!   hand_over   pauses, and continues in another process
+//!   mod         mounts, and unmounts, with fuser
+//!   device      requests and answers by /dev/fuse
+//!   ring        the same by io_uring, where the kernel offers that
+//!   wire        their bytes
+//!   file        what each of them does
+//!   bytes       reads and writes of any bytes, as requests to the disk
+//!   hand_over   pauses, for another process that continues
 //! ```
 
 mod bytes;
@@ -145,11 +145,11 @@ pub fn mount(
     Ok(Mount { dir: dir.to_owned(), device, file, kernel, gate, unmounts, has_ring, threads })
 }
 
-/// Continues with a mount that another process has [handed over](Mount::hand_over): programs have the
-/// file open all the time. The options must be the same.
+/// Continues with a mount that another process has [handed over](Mount::hand_over): programs have
+/// the file open all the time. The options must be the same.
 ///
-/// Was it handed to a process that has ended since, requests that this had read by the same
-/// descriptor are executed again, or for the first time; that needs Linux 6.9.
+/// The mount may have been given to a process that has ended since. What that one had read by the
+/// same descriptor and not answered is executed again, or for the first time (Linux 6.9).
 ///
 /// # Errors
 /// ENOMEM; no descriptors left.

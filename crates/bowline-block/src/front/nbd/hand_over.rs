@@ -1,5 +1,5 @@
-//! A server that continues in another process: its connections are paused between two requests, or in
-//! one, and given away with what was read of them and what is left to send.
+//! A server that continues in another process: its connections are paused between two requests, or
+//! in one, and given away with what was read of them and what is left to send.
 
 use std::fmt;
 use std::io;

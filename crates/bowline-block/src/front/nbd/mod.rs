@@ -127,8 +127,8 @@ pub fn serve(disk: Arc<dyn BlockDevice>, at: &Path, options: NbdOptions) -> io::
     open(disk, at, listener, Some(file), options)
 }
 
-/// Continues with a server that another process has [handed over](NbdServer::hand_over), at the path
-/// at which it listens. The disk must be the same: clients know its size and abilities.
+/// Continues with a server that another process has [handed over](NbdServer::hand_over), at the
+/// path at which it listens. The disk must be the same: clients know its size and abilities.
 ///
 /// # Errors
 /// EINVAL for invalid options; errors of the system calls.

@@ -124,8 +124,19 @@ pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
     let places = device.with_port(&addresses);
     let service = Service::Export { places: places.iter().map(ToString::to_string).collect() };
     let ended = args.until_input_ends.then(input_end).transpose()?;
-    let serving =
-        Serving { args, control, device, config, addresses, places, service, stop, hangups, ended };
+    let serving = Serving {
+        args,
+        control,
+        device,
+        config,
+        addresses,
+        places,
+        service,
+        stop,
+        hangups,
+        ended,
+        supervisor: Supervisor::of_this_process(),
+    };
     let mut predecessor = None;
     if args.replace {
         let found = Predecessor::find(serving.control.as_deref(), serving.service.clone())?;
@@ -140,7 +151,7 @@ pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
             Ended::Here => return Ok(()),
             Ended::Handed(heir) if heir.serves(&serving.stop) => {
                 say!("handed over");
-                Supervisor::of_this_process().stopping(Duration::ZERO, "handed over");
+                serving.supervisor.stopping(Duration::ZERO, "handed over");
                 return Ok(());
             }
             Ended::Handed(_) => {
@@ -163,6 +174,7 @@ struct Serving<'a> {
     stop: Stop,
     hangups: Arc<AtomicBool>,
     ended: Option<Arc<AtomicBool>>,
+    supervisor: Supervisor,
 }
 
 impl Serving<'_> {
@@ -196,7 +208,7 @@ impl Serving<'_> {
         exports: Option<(Exports, Vec<Export>)>,
         again: bool,
     ) -> Outcome<Ended> {
-        let Self { args, stop, hangups, .. } = self;
+        let Self { args, stop, hangups, supervisor, .. } = self;
         let (engine, served) = self.open(exports, again || predecessor.is_some())?;
         if let Some(predecessor) = predecessor {
             predecessor.dismiss()?;
@@ -217,7 +229,6 @@ impl Serving<'_> {
         // Relaxed: the flag publishes nothing but itself.
         let input_is_there =
             || self.ended.as_ref().is_none_or(|ended| !ended.load(Ordering::Relaxed));
-        let supervisor = Supervisor::of_this_process();
         let slice = supervisor.pause(CHECK_INTERVAL);
         supervisor.ready("serving disks");
         let (mut logged, mut heir) = (Instant::now(), None);

@@ -171,7 +171,8 @@ pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
         })?;
         inherited = Some(Inherited { front_ends, predecessor: Some(predecessor) });
     }
-    let mapped = Mapped { args, control, device, route, wanted, service, stop };
+    let supervisor = Supervisor::of_this_process();
+    let mapped = Mapped { args, control, device, route, wanted, service, stop, supervisor };
     loop {
         let Some(front_ends) = mapped.serve(inherited)? else { return Ok(()) };
         note!("the process that was to replace this one has not continued: this one does");
@@ -188,6 +189,7 @@ struct Mapped<'a> {
     wanted: FrontEndConfig,
     service: Service,
     stop: Stop,
+    supervisor: Supervisor,
 }
 
 /// How the service of a disk has ended.
@@ -230,7 +232,7 @@ impl Mapped<'_> {
             Ended::Here => Ok(None),
             Ended::Handed(heir, front_ends) if heir.serves(&self.stop) => {
                 say!("handed over");
-                Supervisor::of_this_process().stopping(Duration::ZERO, "handed over");
+                self.supervisor.stopping(Duration::ZERO, "handed over");
                 drop(front_ends);
                 Ok(None)
             }
@@ -239,7 +241,7 @@ impl Mapped<'_> {
     }
 
     fn serve_to_end(&self, inherited: Option<Inherited>) -> Outcome<Ended> {
-        let Self { args, control, device, stop, wanted, .. } = self;
+        let Self { args, control, device, stop, wanted, supervisor, .. } = self;
         let (client, disk, mut paths) = self.map(inherited.as_ref())?;
         let (sender, notices) = mpsc::channel();
         let front_ends = DiskFrontEnds::new(Arc::clone(&client), wanted.clone(), sender);
@@ -272,7 +274,6 @@ impl Mapped<'_> {
             drop(disk);
             report_all(&notices);
             let why = |own: IpAddr, server: IpAddr| client.engine().fault(own, server);
-            let supervisor = Supervisor::of_this_process();
             supervisor.ready(&format!("{device} is mapped"));
             let mut failing = FailingDisks::default();
             let (mut idle, mut ended) = (0, Ended::Here);
