@@ -23,7 +23,7 @@ mod wire;
 
 use std::fmt;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, mpsc};
@@ -33,13 +33,15 @@ use std::time::{Duration, Instant, SystemTime};
 use fuser::{Filesystem, InitFlags, KernelConfig, MountOption, Request, Session, SessionACL};
 
 use crate::device::{BlockDevice, DiskEvent};
-use bytes::{Bytes, MAX_IO};
+use bytes::{Bytes, MAX_IO, MEMORY};
 use device::Device;
 use file::{DiskFile, Users};
 use ring::{Layout, Ring};
 
 /// Most asynchronous requests that the kernel keeps in flight.
 const BACKGROUND: u16 = 64;
+/// Each has memory of its own, and together they leave enough of the rest.
+const MOST_THREADS: usize = 4;
 /// How long unmounting waits for the last requests.
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -52,8 +54,8 @@ pub struct FuseOptions {
     /// Other users can access the mount. Needs root, or `user_allow_other` in the system's
     /// fuse.conf.
     pub allow_other: bool,
-    /// Number of threads that take the kernel's requests; 0 for half of the processors, at most
-    /// four. Without effect where requests come by io_uring, which is where Linux 6.14 or later
+    /// Number of threads that take the kernel's requests, at most 4; 0 for half of the processors.
+    /// Without effect where requests come by io_uring, which is where Linux 6.14 or later
     /// offers that (the parameter `enable_uring` of its module fuse).
     pub threads: usize,
 }
@@ -115,9 +117,16 @@ pub fn mount(
         config.acl = SessionACL::All;
     }
     let disk_events = Arc::clone(&disk);
-    let make = |ring: bool| Served::new(&disk, dir, file_name, options, &config, ring);
-    // A kernel that offers a ring and then refuses it serves nobody until it is mounted anew.
-    let Served { file, session, threads } = make(true).or_else(|_| make(false))?;
+    let mut ring = true;
+    let mut serve = || Served::new(&disk, dir, file_name, options, &config, &mut ring);
+    let Served { file, session, threads } = match serve() {
+        // Where there is a ring, it may be what failed.
+        Err(_) if ring => {
+            ring = false;
+            Served::new(&disk, dir, file_name, options, &config, &mut ring)?
+        }
+        served => served?,
+    };
     let device = std::fs::metadata(dir)?.dev();
     let (path, mounted) = (dir.join(file_name), Arc::downgrade(&file));
     disk_events.on_change(Box::new(move |event| {
@@ -125,35 +134,45 @@ pub fn mount(
             refresh_size(path.clone());
         }
     }));
-    Ok(Mount { dir: dir.to_owned(), device, file, session: Some(session), threads })
+    Ok(Mount { dir: dir.to_owned(), device, file, session, threads })
 }
 
 /// A file that is mounted and served.
 struct Served {
     file: Arc<DiskFile>,
-    session: Session<Handshake>,
+    session: Option<Session<Handshake>>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Served {
-    /// Mounts the file; with `ring`, it is served by io_uring if the kernel offers that.
+    /// Mounts the file. With `ring` it is served by io_uring if the kernel offers that; `ring` is
+    /// whether it did.
     fn new(
         disk: &Arc<dyn BlockDevice>,
         dir: &Path,
         file_name: &str,
         options: FuseOptions,
         config: &fuser::Config,
-        ring: bool,
+        ring: &mut bool,
     ) -> io::Result<Self> {
+        let count = match options.threads {
+            0 => std::thread::available_parallelism().map_or(1, |cpus| cpus.get() / 2),
+            count => count,
+        };
+        let count = count.clamp(1, MOST_THREADS);
+        let start = MEMORY + count * MAX_IO;
         // Made before the kernel waits for it.
-        let made = Layout::of_this_machine()
-            .filter(|_| ring)
+        let made = Layout::for_this_machine(start)
+            .filter(|_| *ring)
             .and_then(|layout| Some((layout, ring::build(layout).ok()?)));
+        *ring = false;
         let (offered, is_offered) = mpsc::channel();
         let session = Session::new(Handshake { ring: made.is_some(), offered }, dir, config)?;
+        let mut mounted = Mounted { session: Some(session), dir };
         let made = made.filter(|_| is_offered.try_recv() == Ok(true));
+        *ring = made.is_some();
         let more = made.as_ref().map_or(0, |(layout, _)| layout.len());
-        let bytes = Bytes::new(Arc::clone(disk), more);
+        let bytes = Bytes::new(Arc::clone(disk), count * MAX_IO + more);
         let file = Arc::new(DiskFile {
             users: Mutex::new(Users::default()),
             name: file_name.into(),
@@ -162,34 +181,57 @@ impl Served {
             owner: (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()),
             since: SystemTime::now(),
         });
-        let kernel = || session.as_fd().try_clone_to_owned();
         let mut threads = Vec::new();
         if let Some((layout, made)) = made {
-            let ring = Ring::new(made, layout, kernel()?, Arc::clone(&file))?;
+            let ring = Ring::new(made, layout, mounted.kernel()?, Arc::clone(&file))?;
             let (send, ready) = mpsc::channel();
-            threads.push(start("bowline-fuse-ring", move || {
+            threads.push(start_thread("bowline-fuse-ring", move || {
                 // Who started it waits for this.
                 ring.run(|result| drop(send.send(result)));
             })?);
             ready.recv().map_err(io::Error::other)??;
         }
-        let count = match options.threads {
-            // By the ring come all but a few.
-            _ if !threads.is_empty() => 1,
-            0 => std::thread::available_parallelism().map_or(1, |cpus| cpus.get() / 2).clamp(1, 4),
-            count => count,
-        };
-        let first = Device { fd: kernel()? };
-        let more = (1..count).map(|_| first.another()).collect::<io::Result<Vec<_>>>()?;
-        for device in more.into_iter().chain([first]) {
+        let first = Device { fd: mounted.kernel()? };
+        // By the ring come all but a few. Where there can be no more threads, one is enough.
+        let others = if threads.is_empty() { count - 1 } else { 0 };
+        let others: Vec<_> = (0..others).map_while(|_| first.another().ok()).collect();
+        let serve = |device: Device, index: usize| {
             let (device, served) = (Arc::new(device), Arc::clone(&file));
-            threads.push(start("bowline-fuse", move || device::serve(&device, &served))?);
-        }
+            let own = MEMORY + index * MAX_IO;
+            start_thread("bowline-fuse", move || device::serve(&device, &served, own))
+        };
+        threads.push(serve(first, 0)?);
+        threads.extend((1..).zip(others).map_while(|(index, device)| serve(device, index).ok()));
+        let session = mounted.session.take();
         Ok(Self { file, session, threads })
     }
 }
 
-fn start(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+/// A file that is mounted and perhaps not served: unmounted when dropped.
+struct Mounted<'a> {
+    session: Option<Session<Handshake>>,
+    dir: &'a Path,
+}
+
+impl Mounted<'_> {
+    fn kernel(&self) -> io::Result<OwnedFd> {
+        let session = self.session.as_ref().ok_or(io::ErrorKind::NotConnected)?;
+        session.as_fd().try_clone_to_owned()
+    }
+}
+
+impl Drop for Mounted<'_> {
+    fn drop(&mut self) {
+        // Who has begun to use it already waits for an answer, and keeps it from being unmounted.
+        if let Some(mut session) = self.session.take()
+            && session.unmount().is_err()
+        {
+            let _ = rustix::mount::unmount(self.dir, rustix::mount::UnmountFlags::DETACH);
+        }
+    }
+}
+
+fn start_thread(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
     std::thread::Builder::new().name(name.to_owned()).spawn(body)
 }
 
