@@ -82,7 +82,7 @@ struct Slow(Mutex<Vec<Asked>>);
 impl Backend for Slow {
     fn limits(&self) -> Limits {
         let bytes = 1 << 40;
-        Limits { write_cache: true, max_write_zeroes: u32::MAX & !511, ..Limits::plain(bytes) }
+        Limits { write_cache: true, max_write_zeroes: !511, ..Limits::plain(bytes) }
     }
 
     fn submit(&self, io: &mut Vec<BackendIo>, done: &Arc<dyn BackendDone>) {

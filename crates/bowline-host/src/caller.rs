@@ -36,10 +36,7 @@ impl Credentials {
     }
 
     /// Who was at the other end of a unix socket when it was connected, made, or listened.
-    ///
-    /// # Errors
-    /// Those of the system: it is no unix socket.
-    pub fn of_peer(socket: impl AsFd) -> Result<Self, Errno> {
+    pub(crate) fn of_peer(socket: impl AsFd) -> Result<Self, Errno> {
         let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
         let mut len = size_of_val(&peer) as libc::socklen_t;
         let fd = socket.as_fd().as_raw_fd();

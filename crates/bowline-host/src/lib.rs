@@ -58,7 +58,6 @@ use bowline_rds_driver::Driver;
 
 use accounts::{Accounts, Refusals};
 pub use accounts::{Refusal, Refused};
-pub use caller::Credentials;
 pub use descriptors::keep_standard_streams;
 use hand_over::Successor;
 pub use hand_over::{HandOver, HostState, Predecessor, Sent};

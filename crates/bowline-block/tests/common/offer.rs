@@ -1,4 +1,4 @@
-//! FUSE by io_uring, which the kernel's module offers only when it was told to.
+//! FUSE by io_uring, which the kernel's module offers if its parameter says so.
 
 use std::fs;
 use std::io;

@@ -431,7 +431,7 @@ fn a_process_continues_when_the_next_one_does_not() {
         next.write_all(b"B").expect("begun");
         next.read_exact(&mut [0; 20]).expect("what it has");
         drop(next);
-        client.until_told("this one does");
+        client.until_logged("this one does");
         shared.advance();
     });
     // It can be replaced still.

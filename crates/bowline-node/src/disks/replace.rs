@@ -22,10 +22,9 @@ use std::{
 };
 
 use bowline_ctl::{Errno, Successor, ask_to_replace, folder};
-use bowline_host::Credentials;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg, sockopt::socket_peercred,
 };
 use serde::{Deserialize, Serialize};
 
@@ -333,7 +332,7 @@ fn admit(asks: &Successor, service: &Service) -> Result<(), (Errno, String)> {
 /// Tells whether the process there is this user's, or root's, and so trusted with everything.
 fn is_ours(stream: &UnixStream) -> bool {
     let is_trusted = |user| user == 0 || user == rustix::process::geteuid().as_raw();
-    Credentials::of_peer(stream).is_ok_and(|peer| is_trusted(peer.user))
+    socket_peercred(stream).is_ok_and(|peer| is_trusted(peer.uid.as_raw()))
 }
 
 fn prepare(stream: &UnixStream) -> io::Result<()> {

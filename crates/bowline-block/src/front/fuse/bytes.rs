@@ -33,8 +33,18 @@ pub(super) struct Data {
     /// Where it begins, at a multiple of a page.
     pub(super) at: usize,
     pub(super) len: usize,
-    /// The memory stays its channel's, where the request's would be freed with it.
-    pub(super) lent: bool,
+    pub(super) hold: Hold,
+}
+
+/// Whose the memory of data is.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Hold {
+    /// The request's, with which it is freed.
+    Own,
+    /// Its channel's, which leaves it alone until the request is answered.
+    Lent,
+    /// Its channel's, which needs it again at once: what is needed of it is copied.
+    Passing,
 }
 
 /// A request to the file.
@@ -226,29 +236,31 @@ impl Bytes {
             errno: 0,
             reply: None,
         };
-        if op == IoOp::Write && partial {
-            new.stage = Stage::ReadOld;
-            new.old_blocks = Some(self.allocate(span as usize, batch));
-        }
-        new.data = match *request {
+        let whole = |data: &Data| !partial && data.hold != Hold::Passing;
+        match *request {
             FileRequest::Read { place: Some(at), .. } if !partial => {
-                Some(Data { at, len: span as usize, lent: true })
+                new.data = Some(Data { at, len: span as usize, hold: Hold::Lent });
             }
-            FileRequest::Write { data, .. } if !partial => Some(data),
+            FileRequest::Write { data, .. } if whole(&data) => new.data = Some(data),
             FileRequest::Read { .. } | FileRequest::Write { .. } => {
-                // At most the largest IO and a block at each end.
-                let (at, len) = self.allocate(span as usize, batch);
-                Some(Data { at, len, lent: false })
+                // At most the largest IO and a block at each end. What a write of parts of blocks
+                // needs is taken together: nobody waits for memory who has some.
+                let half = RangeAllocator::taken_by(span as usize);
+                let changes_parts = op == IoOp::Write && partial;
+                let (at, _) = self.allocate(if changes_parts { 2 * half } else { half }, batch);
+                new.data = Some(Data { at, len: span as usize, hold: Hold::Own });
+                if changes_parts {
+                    new.stage = Stage::ReadOld;
+                    new.old_blocks = Some((at + half, span as usize));
+                }
+                if let FileRequest::Write { data, .. } = *request {
+                    let (buffer, base) = (&self.memory.mem.buffer, self.memory.mem.offset);
+                    let to = base + at + (offset - start) as usize;
+                    buffer.copy_to(base + data.at, buffer, to, len as usize);
+                    self.take_back(Some(data));
+                }
             }
-            FileRequest::Zero { .. } | FileRequest::Sync => None,
-        };
-        if let (FileRequest::Write { data: old, .. }, Some(place), true) =
-            (request, new.data, partial)
-        {
-            let (buffer, base) = (&self.memory.mem.buffer, self.memory.mem.offset);
-            let to = base + place.at + (offset - start) as usize;
-            buffer.copy_to(base + old.at, buffer, to, len as usize);
-            self.take_back(Some(*old));
+            FileRequest::Zero { .. } | FileRequest::Sync => {}
         }
         Ok(Some(new))
     }
@@ -265,7 +277,7 @@ impl Bytes {
 
     /// Takes back memory of a request that was not begun.
     pub(super) fn take_back(&self, data: Option<Data>) {
-        if let Some(data) = data.filter(|data| !data.lent) {
+        if let Some(data) = data.filter(|data| data.hold == Hold::Own) {
             self.lock().ranges.free(data.at, data.len);
             self.freed.notify_all();
         }
@@ -275,13 +287,19 @@ impl Bytes {
     pub(super) fn shrink(&self, at: usize, allocated: usize, len: usize) {
         let kept = RangeAllocator::taken_by(len);
         if kept < allocated {
-            self.take_back(Some(Data { at: at + kept, len: allocated - kept, lent: false }));
+            let rest = Data { at: at + kept, len: allocated - kept, hold: Hold::Own };
+            self.take_back(Some(rest));
         }
     }
 
+    /// Allocates memory if there is any.
+    pub(super) fn try_allocate(&self, len: usize) -> Option<usize> {
+        self.lock().ranges.allocate(len)
+    }
+
     /// Allocates memory, and waits for it, with `batch` submitted.
-    pub(super) fn allocate(&self, len: usize, batch: &mut Vec<DiskIo>) -> (usize, usize) {
-        if let Some(at) = self.lock().ranges.allocate(len) {
+    fn allocate(&self, len: usize, batch: &mut Vec<DiskIo>) -> (usize, usize) {
+        if let Some(at) = self.try_allocate(len) {
             return (at, len);
         }
         // Memory comes back when others take the answers.
@@ -437,7 +455,7 @@ impl Bytes {
             });
         }
         let mut state = self.lock();
-        if let Some(data) = op.data.take().filter(|data| !data.lent) {
+        if let Some(data) = op.data.take().filter(|data| data.hold == Hold::Own) {
             state.ranges.free(data.at, data.len);
         }
         if let Some((at, len)) = op.old_blocks.take() {
@@ -538,7 +556,7 @@ mod tests {
     fn write_of(disk: &Bytes, offset: u64, bytes: &[u8], durable: bool) -> FileRequest {
         let (at, len) = disk.allocate(bytes.len(), &mut Vec::new());
         disk.memory.write(at, bytes);
-        FileRequest::Write { offset, data: Data { at, len, lent: false }, durable }
+        FileRequest::Write { offset, data: Data { at, len, hold: Hold::Own }, durable }
     }
 
     #[test]

@@ -10,7 +10,7 @@ use bowline_rnbd::Errno;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 
-use super::bytes::{Data, MAX_IO};
+use super::bytes::{Data, Hold, MAX_IO};
 use super::file::{Answers, DiskFile, Out, To};
 use super::hand_over::Gate;
 use super::wire::{self, Call, HEADER, Header, WRITE_ARGS};
@@ -66,19 +66,21 @@ impl Answers for Device {
     }
 }
 
-/// Body of a thread: serves the file until it is unmounted, or left to another process.
-pub(super) fn serve(device: &Arc<Device>, file: &DiskFile, gate: &Gate) {
+/// Body of a thread: serves the file until it is unmounted, or left to another process. `own` is
+/// memory for the largest write that this thread alone uses, so that it can always take a request.
+pub(super) fn serve(device: &Arc<Device>, file: &DiskFile, own: usize, gate: &Gate) {
     let answers: Arc<dyn Answers> = Arc::clone(device) as _;
     let (mut turns, mut batch) = (Turns::default(), Vec::new());
-    let mut slot = None;
+    let mut taken = None;
     let mut first = [0; FIRST];
     let bytes = &file.bytes;
     loop {
         if gate.is_closed() && !gate.park() {
             break;
         }
-        // Memory for the largest write, which is there before anything is read into it.
-        let at = *slot.get_or_insert_with(|| bytes.allocate(MAX_IO, &mut batch).0);
+        // A large write stays where it is read to.
+        taken = taken.or_else(|| bytes.try_allocate(MAX_IO));
+        let at = taken.unwrap_or(own);
         let mem = bytes.mem(at, MAX_IO);
         let n = match device.read(&mut first, sys::piece_of_mem(&mem)) {
             Ok(n) => n,
@@ -92,24 +94,19 @@ pub(super) fn serve(device: &Arc<Device>, file: &DiskFile, gate: &Gate) {
         let behind = n.saturating_sub(FIRST);
         let mut long = Vec::new();
         let mut args = &first[HEADER..n.min(FIRST)];
-        let data = if header.opcode == WRITE {
-            Some(if behind >= WORTH_KEEPING {
-                slot = None;
+        let mut data = None;
+        if header.opcode == WRITE {
+            let mut hold = Hold::Passing;
+            if behind >= WORTH_KEEPING && taken.take().is_some() {
                 bytes.shrink(at, MAX_IO, behind);
-                Data { at, len: behind, lent: false }
-            } else {
-                let (copy, _) = bytes.allocate(behind, &mut batch);
-                mem.buffer.copy_to(mem.offset, &mem.buffer, bytes.mem(copy, behind).offset, behind);
-                Data { at: copy, len: behind, lent: false }
-            })
-        } else {
-            if behind > 0 {
-                long.extend_from_slice(args);
-                mem.buffer.append_to(mem.offset, behind, &mut long);
-                args = &long;
+                hold = Hold::Own;
             }
-            None
-        };
+            data = Some(Data { at, len: behind, hold });
+        } else if behind > 0 {
+            long.extend_from_slice(args);
+            mem.buffer.append_to(mem.offset, behind, &mut long);
+            args = &long;
+        }
         file.serve(&header, Call::parse(&header, args), data, 0, &answers, &mut batch);
         bytes.send(&mut batch);
         // Answers requests in this thread until the kernel has another one, or none are left: one
@@ -130,9 +127,7 @@ pub(super) fn serve(device: &Arc<Device>, file: &DiskFile, gate: &Gate) {
         }
     }
     bytes.leave(&mut turns);
-    if let Some(at) = slot {
-        bytes.take_back(Some(Data { at, len: MAX_IO, lent: false }));
-    }
+    bytes.take_back(taken.map(|at| Data { at, len: MAX_IO, hold: Hold::Own }));
 }
 
 fn errno(error: &io::Error) -> i32 {

@@ -80,8 +80,8 @@ impl DiskFile {
         Ok(Attr { node, size, mode, links, owner: self.owner, since: self.since })
     }
 
-    /// Answers a request, now or when the disk has; requests to the disk are added to `batch`, which
-    /// the caller submits. The data of a write, or the place for what is read, is `data`.
+    /// Answers a request, now or when the disk has. Requests to the disk are added to `batch`, for
+    /// the caller to submit. The data of a write, or the place for what is read, is `data`.
     pub(super) fn serve(
         &self,
         header: &Header,
@@ -92,7 +92,7 @@ impl DiskFile {
         batch: &mut Vec<DiskIo>,
     ) {
         let to = To { unique: header.unique, entry };
-        let told = match call {
+        let answer = match call {
             Some(Call::Unanswered) => return,
             Some(Call::Read { offset, size }) => {
                 let len = size as usize;
@@ -126,7 +126,7 @@ impl DiskFile {
             None => Err(Errno::EINVAL),
         };
         self.bytes.take_back(data);
-        answers.answer(to, told.as_deref().map(Out::Bytes).map_err(|errno| *errno));
+        answers.answer(to, answer.as_deref().map(Out::Bytes).map_err(|errno| *errno));
     }
 
     /// What needs no disk.
@@ -216,7 +216,7 @@ impl DiskFile {
         let durable = flags & libc::O_DSYNC as u32 != 0;
         let answers = Arc::clone(answers);
         let reply = move |result: Result<Option<&Mem>, Errno>| match result {
-            // A disk that became smaller meanwhile has not accepted all bytes.
+            // A disk that became smaller since has not accepted all bytes.
             Ok(_) => match before.min(room(&bytes)) {
                 0 if len > 0 => answers.answer(to, Err(Errno::ENOSPC)),
                 written => answers.answer(to, Ok(Out::Bytes(&wire::written(written)))),

@@ -36,7 +36,7 @@ use std::time::{Duration, Instant, SystemTime};
 use fuser::{Filesystem, InitFlags, KernelConfig, MountOption, Request, Session, SessionACL};
 
 use crate::device::{BlockDevice, DiskEvent};
-use bytes::{Bytes, MAX_IO};
+use bytes::{Bytes, MAX_IO, MEMORY};
 use device::Device;
 use file::{DiskFile, Users};
 use hand_over::Gate;
@@ -45,9 +45,11 @@ use ring::{Layout, Ring};
 
 /// Most asynchronous requests that the kernel keeps in flight.
 const BACKGROUND: u16 = 64;
+/// Each has memory of its own, and together they leave enough of the rest.
+const MOST_THREADS: usize = 4;
 /// How long unmounting waits for the last requests.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How often it is checked meanwhile whether threads have ended.
+/// How often it is checked whether threads have ended.
 const END_POLL: Duration = Duration::from_millis(1);
 
 /// Options of a mount.
@@ -59,8 +61,8 @@ pub struct FuseOptions {
     /// Other users can access the mount. Needs root, or `user_allow_other` in the system's
     /// fuse.conf.
     pub allow_other: bool,
-    /// Number of threads that take the kernel's requests; 0 for half of the processors, at most
-    /// four. Without effect where requests come by io_uring, which is where Linux 6.14 or later
+    /// Number of threads that take the kernel's requests, at most 4; 0 for half of the processors.
+    /// Without effect where requests come by io_uring, which is where Linux 6.14 or later
     /// offers that (the parameter `enable_uring` of its module fuse).
     pub threads: usize,
 }
@@ -135,14 +137,20 @@ pub fn mount(
     if options.allow_other {
         config.acl = SessionACL::All;
     }
-    let make = |ring: bool| Served::new(&disk, dir, file_name, options, &config, ring);
-    // A kernel that offers a ring and then refuses it serves nobody until it is mounted anew.
-    let Served { file, session, gate, has_ring, threads } = make(true).or_else(|_| make(false))?;
-    let kernel = session.as_fd().try_clone_to_owned()?;
-    let unmounts = Unmounts::Session(session);
+    let mut ring = true;
+    let mut serve = || Served::new(&disk, dir, file_name, options, &config, &mut ring);
+    let Served { file, kernel, unmounts, gate, threads } = match serve() {
+        // Where there is a ring, it may be what failed.
+        Err(_) if ring => {
+            ring = false;
+            Served::new(&disk, dir, file_name, options, &config, &mut ring)?
+        }
+        served => served?,
+    };
     let device = std::fs::metadata(dir)?.dev();
-    keep_size(&disk, &file, dir.join(file_name));
-    Ok(Mount { dir: dir.to_owned(), device, file, kernel, gate, unmounts, has_ring, threads })
+    refresh_on_change(&disk, &file, dir.join(file_name));
+    let (dir, has_ring) = (dir.to_owned(), ring);
+    Ok(Mount { dir, device, file, kernel, gate, unmounts, has_ring, threads })
 }
 
 /// Continues with a mount that another process has [handed over](Mount::hand_over): programs have
@@ -161,75 +169,85 @@ pub fn resume(
     handed: Handed,
 ) -> io::Result<Mount> {
     let users = Users { open: handed.opens, disabled: false };
-    let file = new_file(&disk, file_name, options, users, 0)?;
+    let count = options.device_threads();
+    let file = new_file(&disk, file_name, options, users, count * MAX_IO)?;
     // An older kernel sends nothing again; after a hand-over, there is nothing to send.
     let _ = hand_over::ask_again(handed.kernel.as_fd());
     let (kernel, gate) = (handed.kernel, Arc::<Gate>::default());
-    let threads = serve_by_device(kernel.try_clone()?, &file, &gate, options.device_threads())?;
+    let threads = serve_by_device(kernel.try_clone()?, &file, &gate, count)?;
     let device = std::fs::metadata(dir)?.dev();
-    keep_size(&disk, &file, dir.join(file_name));
-    let (unmounts, has_ring) = (Unmounts::Here, false);
-    Ok(Mount { dir: dir.to_owned(), device, file, kernel, gate, unmounts, has_ring, threads })
+    refresh_on_change(&disk, &file, dir.join(file_name));
+    let (dir, unmounts, has_ring) = (dir.to_owned(), Unmounts::Here, false);
+    Ok(Mount { dir, device, file, kernel, gate, unmounts, has_ring, threads })
 }
 
 /// A file that is mounted and served.
 struct Served {
     file: Arc<DiskFile>,
-    session: Session<Handshake>,
+    kernel: OwnedFd,
+    unmounts: Unmounts,
     gate: Arc<Gate>,
-    has_ring: bool,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Served {
-    /// Mounts the file; with `ring`, it is served by io_uring if the kernel offers that.
+    /// Mounts the file. With `ring` it is served by io_uring if the kernel offers that; `ring` is
+    /// whether it did.
     fn new(
         disk: &Arc<dyn BlockDevice>,
         dir: &Path,
         file_name: &str,
         options: FuseOptions,
         config: &fuser::Config,
-        ring: bool,
+        ring: &mut bool,
     ) -> io::Result<Self> {
+        let count = options.device_threads();
+        let start = MEMORY + count * MAX_IO;
         // Made before the kernel waits for it.
-        let made = Layout::of_this_machine()
-            .filter(|_| ring)
+        let made = Layout::for_this_machine(start)
+            .filter(|_| *ring)
             .and_then(|layout| Some((layout, ring::build(layout).ok()?)));
+        *ring = false;
         let (offered, is_offered) = mpsc::channel();
         let session = Session::new(Handshake { ring: made.is_some(), offered }, dir, config)?;
+        let mut mounted = Mounted { session: Some(session), dir };
         let made = made.filter(|_| is_offered.try_recv() == Ok(true));
+        *ring = made.is_some();
         let more = made.as_ref().map_or(0, |(layout, _)| layout.len());
-        let file = new_file(disk, file_name, options, Users::default(), more)?;
-        let kernel = || session.as_fd().try_clone_to_owned();
+        let memory = count * MAX_IO + more;
+        let file = new_file(disk, file_name, options, Users::default(), memory)?;
         let mut threads = Vec::new();
         if let Some((layout, made)) = made {
-            let ring = Ring::new(made, layout, kernel()?, Arc::clone(&file))?;
+            let ring = Ring::new(made, layout, mounted.kernel()?, Arc::clone(&file))?;
             let (send, ready) = mpsc::channel();
-            threads.push(start("bowline-fuse-ring", move || {
+            threads.push(start_thread("bowline-fuse-ring", move || {
                 // Who started it waits for this.
                 ring.run(|result| drop(send.send(result)));
             })?);
             ready.recv().map_err(io::Error::other)??;
         }
         // By the ring come all but a few.
-        let has_ring = !threads.is_empty();
-        let count = if has_ring { 1 } else { options.device_threads() };
+        let count = if threads.is_empty() { count } else { 1 };
         let gate = Arc::default();
-        threads.extend(serve_by_device(kernel()?, &file, &gate, count)?);
-        Ok(Self { file, session, gate, has_ring, threads })
+        threads.extend(serve_by_device(mounted.kernel()?, &file, &gate, count)?);
+        let kernel = mounted.kernel()?;
+        let unmounts = mounted.session.take().map_or(Unmounts::Other, Unmounts::Session);
+        Ok(Self { file, kernel, unmounts, gate, threads })
     }
 }
 
 impl FuseOptions {
     /// How many threads take requests by /dev/fuse, if there is no other way.
     fn device_threads(self) -> usize {
-        match self.threads {
-            0 => std::thread::available_parallelism().map_or(1, |cpus| cpus.get() / 2).clamp(1, 4),
+        let count = match self.threads {
+            0 => std::thread::available_parallelism().map_or(1, |cpus| cpus.get() / 2),
             count => count,
-        }
+        };
+        count.clamp(1, MOST_THREADS)
     }
 }
 
+/// `more` bytes of its memory are for those who take requests.
 fn new_file(
     disk: &Arc<dyn BlockDevice>,
     name: &str,
@@ -248,7 +266,8 @@ fn new_file(
     }))
 }
 
-/// Starts the threads that take requests by /dev/fuse.
+/// Starts threads that take requests by /dev/fuse, at most `count`: where there can be no more, one
+/// is enough.
 fn serve_by_device(
     kernel: OwnedFd,
     file: &Arc<DiskFile>,
@@ -256,20 +275,47 @@ fn serve_by_device(
     count: usize,
 ) -> io::Result<Vec<JoinHandle<()>>> {
     let first = Device { fd: kernel };
-    let more = (1..count).map(|_| first.another()).collect::<io::Result<Vec<_>>>()?;
-    let devices = more.into_iter().chain([first]).map(|device| {
+    let others: Vec<_> = (1..count).map_while(|_| first.another().ok()).collect();
+    let serve = |device: Device, index: usize| {
         let (device, file, gate) = (Arc::new(device), Arc::clone(file), Arc::clone(gate));
-        start("bowline-fuse", move || device::serve(&device, &file, &gate))
-    });
-    devices.collect()
+        let own = MEMORY + index * MAX_IO;
+        start_thread("bowline-fuse", move || device::serve(&device, &file, own, &gate))
+    };
+    let mut threads = vec![serve(first, 0)?];
+    threads.extend((1..).zip(others).map_while(|(index, device)| serve(device, index).ok()));
+    Ok(threads)
 }
 
-fn start(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+/// A file that is mounted and perhaps not served: unmounted when dropped.
+struct Mounted<'a> {
+    session: Option<Session<Handshake>>,
+    dir: &'a Path,
+}
+
+impl Mounted<'_> {
+    fn kernel(&self) -> io::Result<OwnedFd> {
+        let session = self.session.as_ref().ok_or(io::ErrorKind::NotConnected)?;
+        session.as_fd().try_clone_to_owned()
+    }
+}
+
+impl Drop for Mounted<'_> {
+    fn drop(&mut self) {
+        // Who has begun to use it already waits for an answer, and keeps it from being unmounted.
+        if let Some(mut session) = self.session.take()
+            && session.unmount().is_err()
+        {
+            let _ = rustix::mount::unmount(self.dir, rustix::mount::UnmountFlags::DETACH);
+        }
+    }
+}
+
+fn start_thread(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
     std::thread::Builder::new().name(name.to_owned()).spawn(body)
 }
 
 /// Tells the kernel when the size of the file changes, while it is mounted.
-fn keep_size(disk: &Arc<dyn BlockDevice>, file: &Arc<DiskFile>, path: PathBuf) {
+fn refresh_on_change(disk: &Arc<dyn BlockDevice>, file: &Arc<DiskFile>, path: PathBuf) {
     let mounted = Arc::downgrade(file);
     disk.on_change(Box::new(move |event| {
         if matches!(event, DiskEvent::Resized(_)) && mounted.strong_count() > 0 {
@@ -326,7 +372,7 @@ impl Mount {
         // Each wakes a thread. When all are paused, the next waits for whoever continues.
         let wake = move || (0..threads).for_each(|_| _ = std::fs::metadata(&dir));
         // If this fails, requests of programs do the same.
-        let _ = start("bowline-fuse-wake", wake);
+        let _ = start_thread("bowline-fuse-wake", wake);
     }
 
     /// Tells whether a pause has begun: each request that was begun is answered.

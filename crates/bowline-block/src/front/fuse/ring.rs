@@ -5,7 +5,7 @@
 //! ```text
 //!   per entry:  Register --request--> disk --answered--> CommitAndFetch --request--> ...
 //!                                         \-- by another thread: list, and the eventfd wakes
-//!   unmounted: every entry is told so, and the thread ends
+//!   unmounted: every entry ends with an error, then the thread
 //! ```
 //!
 //! Each processor has a queue of entries. Forgotten nodes and interrupts still come by /dev/fuse.
@@ -21,15 +21,17 @@ use bowline_rnbd::Errno;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use rustix::event::{EventfdFlags, eventfd};
 
-use super::bytes::{Bytes, Data, MAX_IO, MEMORY};
+use super::bytes::{Bytes, Data, Hold, MAX_IO};
 use super::file::{Answers, DiskFile, Out, To};
 use super::wire::{self, Call, HEADER, Header};
 use crate::front::turns::Turns;
 
 /// User data of the eventfd's read.
 const WAKE: u64 = u64::MAX;
-/// Most entries of all queues together, unless there are more processors than half of it.
+/// Entries of all queues together, of a MiB each, as far as each queue has eight.
 const ENTRIES: usize = 64;
+/// With more processors, entries for each would take too much memory.
+const MOST_QUEUES: usize = 16;
 /// Name of the only request whose arguments have no fixed part.
 const LOOKUP: u32 = 1;
 
@@ -64,18 +66,21 @@ enum Command {
 pub(super) struct Layout {
     queues: usize,
     depth: usize,
+    /// Where the memory begins.
+    start: usize,
 }
 
 impl Layout {
-    /// The one for this machine; `None` if its processors are not known: the kernel would wait for
-    /// a queue of each.
-    pub(super) fn of_this_machine() -> Option<Self> {
+    /// The one for this machine, with memory from `start` on; `None` where processors are not
+    /// known, not numbered from 0 on without a gap, or too many: the kernel waits for a queue of
+    /// each.
+    pub(super) fn for_this_machine(start: usize) -> Option<Self> {
         let text = std::fs::read_to_string("/sys/devices/system/cpu/possible").ok()?;
-        Some(Self::with_queues(highest_number(&text)? + 1))
+        processors(&text).filter(|n| *n <= MOST_QUEUES).map(|n| Self::with_queues(n, start))
     }
 
-    fn with_queues(queues: usize) -> Self {
-        Self { queues, depth: (ENTRIES / queues).clamp(2, ENTRIES / 2) }
+    fn with_queues(queues: usize, start: usize) -> Self {
+        Self { queues, depth: (ENTRIES / queues).clamp(8, ENTRIES / 2), start }
     }
 
     fn entries(self) -> usize {
@@ -84,21 +89,23 @@ impl Layout {
 
     /// Memory that it needs, in bytes.
     pub(super) fn len(self) -> usize {
-        self.data(self.entries()) - MEMORY
+        self.data(self.entries()) - self.start
     }
 
-    fn header(entry: usize) -> usize {
-        MEMORY + entry * HEADER_SPACE
+    fn header(self, entry: usize) -> usize {
+        self.start + entry * HEADER_SPACE
     }
 
     fn data(self, entry: usize) -> usize {
-        MEMORY + (self.entries() * HEADER_SPACE).next_multiple_of(4096) + entry * MAX_IO
+        self.start + (self.entries() * HEADER_SPACE).next_multiple_of(4096) + entry * MAX_IO
     }
 }
 
-/// The last number of a list as `0-3,8`.
-fn highest_number(text: &str) -> Option<usize> {
-    text.trim().rsplit([',', '-']).next()?.parse().ok()
+/// The number of processors of a list as `0-3`, if they are numbered from 0 on.
+fn processors(text: &str) -> Option<usize> {
+    let text = text.trim();
+    let last: usize = text.strip_prefix("0-").unwrap_or(text).parse().ok()?;
+    (text == "0" || text.starts_with("0-")).then_some(last + 1)
 }
 
 /// Answers on their way to the ring's thread; the entries have them already.
@@ -144,7 +151,7 @@ impl Answers for Waiting {
                 read.len
             }
         });
-        let header = Layout::header(to.entry);
+        let header = self.layout.header(to.entry);
         self.write(header, &wire::answer_header(to.unique, result));
         let len = result.unwrap_or(0) as u32;
         self.write(header + offset_of!(EntryHeader, len), &len.to_ne_bytes());
@@ -161,10 +168,11 @@ impl Answers for Waiting {
 
 /// The ring with all entries.
 pub(super) struct Ring {
+    /// Dropped first, which ends what was begun, should its thread panic.
+    ring: IoUring<squeue::Entry128, cqueue::Entry>,
     layout: Layout,
     file: Arc<DiskFile>,
     device: OwnedFd,
-    ring: IoUring<squeue::Entry128, cqueue::Entry>,
     waiting: Arc<Waiting>,
     /// Memory of each entry: its header, and its data.
     places: Vec<[libc::iovec; 2]>,
@@ -174,11 +182,11 @@ pub(super) struct Ring {
     answered: Vec<usize>,
 }
 
-// SAFETY: the addresses in `places` are of memory that `file` holds, and are only told to the
-// kernel.
+// SAFETY: the addresses in `places` are of memory that `file` holds, and only the kernel
+// uses them.
 unsafe impl Send for Ring {}
 
-/// Makes a ring for a layout: before the kernel is told that there will be one.
+/// Makes a ring for a layout: before the kernel counts on one.
 pub(super) fn build(layout: Layout) -> io::Result<IoUring<squeue::Entry128, cqueue::Entry>> {
     // A command for each entry, and the eventfd's read.
     let entries = u32::try_from(layout.entries() + 1).map_err(io::Error::other)?;
@@ -202,7 +210,7 @@ impl Ring {
         };
         let places = (0..layout.entries())
             .map(|entry| {
-                let header = piece(Layout::header(entry), size_of::<EntryHeader>());
+                let header = piece(layout.header(entry), size_of::<EntryHeader>());
                 [header, piece(layout.data(entry), MAX_IO)]
             })
             .collect();
@@ -214,10 +222,10 @@ impl Ring {
             thread: OnceLock::new(),
         };
         Ok(Self {
+            ring,
             layout,
             file,
             device,
-            ring,
             waiting: Arc::new(waiting),
             places,
             woken: Box::new(0),
@@ -237,24 +245,38 @@ impl Ring {
         if let Err(error) = self.ring.submit() {
             return ready(Err(error));
         }
-        let refused = self.ring.completion().find(|done| done.result() < 0);
-        if let Some(refused) = refused {
-            ready(Err(io::Error::from_raw_os_error(-refused.result())));
-            // The kernel takes the others back when it is unmounted, which is what follows.
-            self.alive -= 1;
-        } else {
-            ready(Ok(()));
-        }
-        self.serve();
+        let mut completed = Vec::new();
+        self.take_completions(&mut completed);
+        let refused = completed.iter().find(|(entry, result)| *entry != WAKE && *result < 0);
+        // After a refusal it is unmounted, which ends the other entries.
+        ready(refused.map_or(Ok(()), |(_, errno)| Err(io::Error::from_raw_os_error(-errno))));
+        self.serve(completed);
         self.cancel_wake_read();
     }
 
-    fn serve(&mut self) {
+    fn take_completions(&mut self, completed: &mut Vec<(u64, i32)>) {
+        let queue = self.ring.completion();
+        completed.extend(queue.map(|entry| (entry.user_data(), entry.result())));
+    }
+
+    fn serve(&mut self, mut completed: Vec<(u64, i32)>) {
         let answers: Arc<dyn Answers> = Arc::clone(&self.waiting) as _;
         let file = Arc::clone(&self.file);
         let (mut turns, mut batch) = (Turns::default(), Vec::new());
-        let mut completed = Vec::new();
-        while self.alive > 0 {
+        loop {
+            for (entry, result) in completed.drain(..) {
+                match usize::try_from(entry) {
+                    _ if entry == WAKE && result >= 0 => self.listen(),
+                    _ if entry == WAKE => {}
+                    Ok(entry) if result >= 0 => self.request(entry, &answers, &mut batch),
+                    // It is unmounted.
+                    _ => self.alive -= 1,
+                }
+            }
+            file.bytes.send(&mut batch);
+            if self.alive == 0 {
+                break;
+            }
             self.give_answers();
             let is_idle = if file.bytes.are_pending() {
                 // Fails when a signal interrupts, or when completions are pending.
@@ -265,20 +287,12 @@ impl Ring {
                 file.bytes.leave(&mut turns);
                 true
             };
-            if is_idle {
+            // A turn that ended because the device is gone may have left answers of this thread,
+            // for which nobody wakes it.
+            if is_idle && self.waiting.lock().is_empty() {
                 let _ = self.ring.submit_and_wait(1);
             }
-            let queue = self.ring.completion();
-            completed.extend(queue.map(|entry| (entry.user_data(), entry.result())));
-            for (entry, result) in completed.drain(..) {
-                match usize::try_from(entry) {
-                    Ok(_) if entry == WAKE => self.listen(),
-                    Ok(entry) if result >= 0 => self.request(entry, &answers, &mut batch),
-                    // It is unmounted.
-                    _ => self.alive -= 1,
-                }
-            }
-            file.bytes.send(&mut batch);
+            self.take_completions(&mut completed);
         }
         file.bytes.leave(&mut turns);
     }
@@ -303,7 +317,7 @@ impl Ring {
         answers: &Arc<dyn Answers>,
         batch: &mut Vec<crate::device::DiskIo>,
     ) {
-        let at = Layout::header(entry);
+        let at = self.layout.header(entry);
         let mut head = [0; HEADER];
         self.waiting.read(at, &mut head);
         let mut len = [0; 4];
@@ -324,7 +338,7 @@ impl Ring {
             &fixed
         };
         let call = Call::parse(&header, args);
-        let data = Data { at: data, len, lent: true };
+        let data = Data { at: data, len, hold: Hold::Lent };
         self.file.serve(&header, call, Some(data), entry, answers, batch);
     }
 
@@ -333,7 +347,7 @@ impl Ring {
         std::mem::swap(&mut answered, &mut *self.waiting.lock());
         for entry in answered.drain(..) {
             let mut commit = [0; 8];
-            let at = Layout::header(entry) + offset_of!(EntryHeader, commit);
+            let at = self.layout.header(entry) + offset_of!(EntryHeader, commit);
             self.waiting.read(at, &mut commit);
             self.command(Command::CommitAndFetch, entry, u64::from_ne_bytes(commit));
         }
@@ -381,17 +395,20 @@ mod tests {
 
     #[test]
     fn entries_have_memory_of_their_own_on_any_machine() {
-        for (text, last) in [("0-1\n", 1), ("0\n", 0), ("0-3,8-15\n", 15)] {
-            assert_eq!(highest_number(text), Some(last), "{text}");
+        for (text, count) in
+            [("0-1\n", Some(2)), ("0\n", Some(1)), ("0-3,8-15\n", None), ("", None)]
+        {
+            assert_eq!(processors(text), count, "{text}");
         }
-        assert_eq!(highest_number(""), None);
-        for queues in [1, 2, 3, 16, 64, 500] {
-            let layout = Layout::with_queues(queues);
-            assert!(layout.depth >= 2);
+        assert_eq!(processors("1-2"), None);
+        for queues in 1..=MOST_QUEUES {
+            let layout = Layout::with_queues(queues, 4096);
+            assert!(layout.depth >= 8);
             let last = layout.entries() - 1;
-            assert!(Layout::header(last) + HEADER_SPACE <= layout.data(0));
+            assert!(layout.header(last) + HEADER_SPACE <= layout.data(0));
             assert!(layout.data(0).is_multiple_of(4096));
-            assert!(layout.data(last) + MAX_IO <= MEMORY + layout.len(), "{queues} queues");
+            assert!(layout.data(last) + MAX_IO <= 4096 + layout.len(), "{queues} queues");
+            assert!(layout.len() <= 129 << 20, "{queues} queues");
         }
     }
 }

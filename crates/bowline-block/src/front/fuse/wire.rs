@@ -65,6 +65,7 @@ pub(super) enum Call<'a> {
     Unanswered,
     /// Would make, rename or remove an entry.
     Change,
+    /// One of these is an interrupt, since a request that was sent is not taken back.
     Unknown,
 }
 
@@ -120,8 +121,8 @@ impl<'a> Call<'a> {
             28 => Self::ReadDir { offset: a.u64(8)?, size: a.u32(16)? },
             // The end of a directory's use, and that of the file system.
             29 | 38 => Self::Nothing,
-            // Forgotten nodes; and an interrupt, since a request that was sent is not taken back.
-            2 | 36 | 42 => Self::Unanswered,
+            // Forgotten nodes.
+            2 | 42 => Self::Unanswered,
             // Links, nodes, directories, removals, renames.
             6 | 8..=13 | 45 => Self::Change,
             43 => Self::Fallocate { offset: a.u64(8)?, len: a.u64(16)?, mode: a.u32(24)? },
