@@ -45,7 +45,7 @@ const STEPS: [Step; 25] = [
     // Most tests wait most of the time: more of them at once than there are processors.
     Step {
         name: "test",
-        cargo: &["test", "--workspace", ALL, "--locked"],
+        cargo: &["test", "--workspace", ALL, "--locked", "--no-fail-fast"],
         env: Some(("RUST_TEST_THREADS", "4")),
         limit: 1200,
     },

@@ -481,6 +481,7 @@ impl DiskFrontEnds {
     /// requests fail that wait for a server that is not connected. Returns what was not served.
     pub fn finish(&self) -> Unserved {
         let mut unserved = Unserved::default();
+        let mut machines = Vec::new();
         let mut state = self.lock();
         // No more front ends are opened.
         state.closed = true;
@@ -488,6 +489,11 @@ impl DiskFrontEnds {
             if let FrontState::Open(front_ends) = front {
                 tell(name, &users(name, front_ends));
                 front_ends.nbd.iter_mut().for_each(NbdServer::finish);
+                // Machines keep what waits for the next process, before it fails here.
+                front_ends.detach();
+                if front_ends.vhost_user.is_some() {
+                    machines.push(name.clone());
+                }
             }
         }
         drop(state);
@@ -500,7 +506,7 @@ impl DiskFrontEnds {
             });
             open.map(NbdServer::connections).sum::<usize>() > 0
         };
-        unserved.finish(&disks, Instant::now() + FINISH_PATIENCE, is_in_use);
+        unserved.finish(&disks, &machines, Instant::now() + FINISH_PATIENCE, is_in_use);
         unserved
     }
 

@@ -62,6 +62,10 @@ fn blocks(root: &Path) -> Vec<(String, Json)> {
         let at = dir.join(&name);
         let mut members = stat(&at);
         members.push(("rnbd".to_owned(), folder(&at.join("rnbd"), 0)));
+        // What only bowline shows [NB-67].
+        if at.join("bowline").is_dir() {
+            members.push(("bowline".to_owned(), folder(&at.join("bowline"), 0)));
+        }
         (name, Json::Object(members))
     });
     let mut all: Vec<_> = disks.collect();
