@@ -387,7 +387,7 @@ impl Mount {
     }
 
     /// Leaves a mount that [is paused](Self::is_paused), and returns what another process needs to
-    /// [resume](resume) it: programs notice a pause.
+    /// [`resume`] it: programs notice a pause.
     ///
     /// # Errors
     /// No descriptors left: it is unmounted.

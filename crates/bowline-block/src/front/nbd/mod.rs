@@ -241,7 +241,7 @@ impl NbdServer {
     }
 
     /// Ends a server that [is paused](Self::is_paused), and returns what another process needs to
-    /// [resume](resume) it: clients notice a pause. A client that does not choose an export in
+    /// [`resume`] it: clients notice a pause. A client that does not choose an export in
     /// time is disconnected.
     ///
     /// # Errors
