@@ -512,6 +512,16 @@ fn a_hang_up_within_a_request_hurts_nobody() {
     until("no connection stays", || served.server.connections() == 0);
 }
 
+#[test]
+fn half_a_refused_request_does_not_hold_up_the_end() {
+    let mut served = serve("half-end", memory(1 << 20));
+    let mut client = Client::structured(&served);
+    client.ask(0, WRITE, 1, 1 << 30, 4096);
+    client.0.write_all(&[9; 100]).expect("a part of its data");
+    served.server.finish();
+    until("its connection ends", || served.server.connections() == 0);
+}
+
 /// Overlapping writes of four connections at a time: each block has what one of them wrote, and a
 /// flush of one connection covers all.
 #[test]

@@ -27,9 +27,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crate::Peer;
 use rustix::{
     event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll},
-    net::{Shutdown, shutdown, sockopt::socket_peercred},
+    net::{Shutdown, shutdown},
 };
 
 /// How long a client may be idle before it is disconnected for one that waits.
@@ -141,12 +142,12 @@ impl Acceptor {
         }
     }
 
-    /// Returns the processes of the clients that have not hung up.
+    /// Returns the processes of the clients that have not hung up, as far as this one sees them.
     pub fn peers(&self) -> Vec<u32> {
         let connections = self.shared.lock();
         let active = connections.all.values().filter(|entry| !entry.lingers);
-        let peers = active.filter_map(|entry| socket_peercred(&entry.socket).ok());
-        peers.filter_map(|peer| u32::try_from(peer.pid.as_raw_nonzero().get()).ok()).collect()
+        let processes = active.filter_map(|entry| Some(Peer::at(&entry.socket).ok()?.process));
+        processes.filter_map(|id| u32::try_from(id).ok().filter(|id| *id > 0)).collect()
     }
 
     /// Takes no more clients, and nothing more from those there are: their connections end once

@@ -48,6 +48,7 @@ mod listen;
 mod owned_file;
 mod passed;
 mod path;
+mod peer;
 mod place;
 mod socket;
 mod sys;
@@ -61,6 +62,7 @@ pub use listen::{folder_of, is_socket, listen, refuse_unsafe_folder, run_folder,
 pub use owned_file::OwnedFile;
 pub use passed::{Passed, passed};
 pub use path::{PathSpec, address_text};
+pub use peer::Peer;
 pub use place::Place;
 pub use socket::{
     Answer, Client, Op, Server, Successor, ask_to_replace, create_folder_of, folder, folders,

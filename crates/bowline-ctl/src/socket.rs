@@ -311,15 +311,19 @@ fn serve_client(
         connection.set_idle(false);
         let _counted = in_progress.begin();
         let complete = line.ends_with(b"\n");
-        let answer = match std::str::from_utf8(&line) {
-            Ok(line) if complete && let Some((to, wants)) = wish(line, successors) => {
-                // From here on the connection is not ended with the service.
-                connection.forget();
-                let stream = stream.try_clone()?;
-                // The receiver is gone at the end of the process.
-                let _ = to.send(Successor { stream, wants });
-                return Ok(());
-            }
+        let text = std::str::from_utf8(&line);
+        if let Ok(line) = text
+            && complete
+            && let Some((to, wants)) = wish(line, successors)
+        {
+            // From here on the connection is not ended with the service.
+            connection.forget();
+            let stream = stream.try_clone()?;
+            // The receiver is gone at the end of the process.
+            let _ = to.send(Successor { stream, wants });
+            return Ok(());
+        }
+        let answer = match text {
             Ok(line) if complete => answer(line, tree, &caller),
             Ok(_) => refusal("a request must be one line of at most 65536 bytes"),
             Err(_) => refusal("a request must be UTF-8"),

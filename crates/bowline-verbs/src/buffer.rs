@@ -114,6 +114,15 @@ impl Buffer {
     /// access behind its end would end this process. `InvalidInput` when it has no seals, as files
     /// that are not memory, or no bytes. Otherwise the system's.
     pub fn from_memfd(file: impl AsFd) -> io::Result<Self> {
+        Self::from_memfd_within(file, usize::MAX)
+    }
+
+    /// The same of a file with at most `most` bytes; `InvalidInput` when it has more, which costs
+    /// this process no addresses.
+    ///
+    /// # Errors
+    /// As [`from_memfd`](Self::from_memfd).
+    pub fn from_memfd_within(file: impl AsFd, most: usize) -> io::Result<Self> {
         let fd = file.as_fd().as_raw_fd();
         // SAFETY: the call only reads the descriptor's state.
         let seals = unsafe { libc::fcntl(fd, libc::F_GET_SEALS) };
@@ -130,7 +139,7 @@ impl Buffer {
         if unsafe { libc::fstat(fd, &raw mut stat) } != 0 {
             return Err(io::Error::last_os_error());
         }
-        let len = usize::try_from(stat.st_size).ok().filter(|len| *len > 0);
+        let len = usize::try_from(stat.st_size).ok().filter(|len| (1..=most).contains(len));
         let len = len.ok_or(io::ErrorKind::InvalidInput)?;
         let buffer = Self::map_of(len, libc::MAP_SHARED, fd)?;
         // What others keep there does not belong into a core dump of this process.

@@ -62,6 +62,36 @@ fn requests_that_were_sent_are_answered_and_made_durable_before_the_end() {
 }
 
 #[test]
+fn writers_of_the_file_do_not_hold_up_the_end() {
+    use std::os::unix::fs::FileExt;
+    let folder = Folder::new();
+    let address = "127.60.4.1";
+    let mut server = start(&folder, &["rnbd", "export", "--memory", "disk0=1MiB", "-I", address]);
+    server.expect("listening on");
+    let files = folder.path().join("files");
+    std::fs::create_dir(&files).expect("a folder");
+    let words = ["rnbd", "map", "disk0", "--from", "s1", "--path", "127.60.4.11@127.60.4.1"];
+    let place = files.to_str().expect("a plain path");
+    let mut client = start(&folder, &[&words[..], &["--fuse", place]].concat());
+    if !client.hears("mapped disk0") {
+        return bowline_testkit::skipped::without_fuse(client.finish().err);
+    }
+    let file = std::fs::File::options().write(true).open(files.join("rnbd0")).expect("the file");
+    std::thread::scope(|threads| {
+        for n in 0..4 {
+            let file = &file;
+            // It ends with the process that serves the file.
+            threads.spawn(move || while file.write_at(&[n; 4096], u64::from(n) << 12).is_ok() {});
+        }
+        client.signal("-TERM");
+        let done = client.finish();
+        assert!(!done.err.contains("not answered in time"), "{done:?}");
+    });
+    server.signal("-TERM");
+    server.finish().exits(0);
+}
+
+#[test]
 fn an_end_in_which_not_all_was_served_says_so() {
     let folder = Folder::new();
     let (server, client, socket) = pair(&folder, 3);

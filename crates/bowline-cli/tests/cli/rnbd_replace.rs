@@ -410,14 +410,18 @@ fn a_process_continues_when_the_next_one_does_not() {
     while_written(&place, &image, |shared| {
         let others = map(&folder, 4, &["--replace"]).finish().exits(1);
         others.complains(&["other front ends", "--nbd"]);
+        // The same names elsewhere are another disk.
+        let words = ["rnbd", "map", "disk0", "--from", "s1", "--path", "127.75.4.11@127.75.4.9"];
+        let words = [&words[..], &doors, &["--replace"]].concat();
+        run(&folder, &words).exits(1).complains(&["a server at other addresses"]);
         shared.advance();
 
         // One that is killed after it was given everything.
         let mut next = UnixStream::connect(&socket).expect("a control socket");
         let wants = serde_json::json!({
-            "format": 2,
+            "format": 3,
             "service": { "map": {
-                "device": "disk0", "session": "s1",
+                "device": "disk0", "session": "s1", "servers": ["127.75.4.1"],
                 "front_ends": { "nbd": text, "fuse": null, "ublk": false, "vhost-user": null },
             }},
         });
@@ -442,6 +446,24 @@ fn a_process_continues_when_the_next_one_does_not() {
     end(client);
     end(server);
     assert!(!fs::exists(place).expect("a folder"));
+}
+
+/// The name of a disk that commands have unmapped and mapped may be another one's by now.
+#[test]
+fn what_commands_have_mapped_goes_to_no_other_process() {
+    let folder = Folder::new();
+    let (server, _) = export(&folder, 6, &[]);
+    let place = folder.path().join("nbd.sock");
+    let doors = ["--nbd", place.to_str().expect("a plain path"), "--stay"];
+    let mut client = map(&folder, 6, &doors);
+    client.expect("mapped disk0 ");
+    run(&folder, &["rnbd", "unmap", "rnbd0"]).exits(0);
+    let path = "127.75.6.11@127.75.6.1";
+    run(&folder, &["rnbd", "map", "disk0", "from", "s2", path]).exits(0);
+    let refused = map(&folder, 6, &[&doors[..], &["--replace"]].concat()).finish().exits(1);
+    refused.complains(&["a command has mapped or unmapped disks"]);
+    end(client);
+    end(server);
 }
 
 #[test]

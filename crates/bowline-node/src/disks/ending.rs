@@ -113,13 +113,26 @@ impl Unserved {
         let left =
             |disk: &Arc<Disk>| disk.info().map_or(0, |info| info.in_flight as usize + info.waiting);
         let errors = |disk: &Arc<Disk>| disk.info().map_or(0, |info| info.stats.errors);
+        let ended = |disk: &Arc<Disk>| {
+            disk.info().map_or(0, |info| {
+                let stats = info.stats;
+                stats.reads + stats.writes + stats.discards + stats.flushes + stats.errors
+            })
+        };
         let before: Vec<u64> = disks.iter().map(errors).collect();
+        // Users of a file or a block device keep sending: as many as were there have to end.
+        let goals: Vec<u64> = disks.iter().map(|disk| ended(disk) + left(disk) as u64).collect();
+        let unanswered = |disk: &Arc<Disk>, goal: u64| {
+            let late = usize::try_from(goal.saturating_sub(ended(disk))).unwrap_or(usize::MAX);
+            late.min(left(disk))
+        };
         disks.iter().for_each(|disk| disk.fail_fast());
-        while (is_in_use() || disks.iter().any(|disk| left(disk) > 0)) && Instant::now() < end {
+        let are_left = || disks.iter().zip(&goals).any(|(disk, goal)| unanswered(disk, *goal) > 0);
+        while (is_in_use() || are_left()) && Instant::now() < end {
             thread::sleep(POLL_INTERVAL);
         }
-        for (disk, before) in disks.iter().zip(before) {
-            let (name, count) = (disk.local_name(), left(disk));
+        for ((disk, before), goal) in disks.iter().zip(before).zip(&goals) {
+            let (name, count) = (disk.local_name(), unanswered(disk, *goal));
             if count > 0 {
                 self.lines.push(format!("{name}: requests not answered in time: {count}"));
             }
@@ -130,11 +143,13 @@ impl Unserved {
         }
     }
 
-    /// Makes durable what was written to these disks, if the server answers in time.
-    pub(super) fn flush(&mut self, disks: &[Arc<Disk>]) {
+    /// Makes durable what was written to these disks, if the server answers in time; with
+    /// `is_inherited` a process before this one may have written.
+    pub(super) fn flush(&mut self, disks: &[Arc<Disk>], is_inherited: bool) {
         let is_written = |disk: &&Arc<Disk>| {
             disk.info().is_some_and(|info| {
-                info.state == State::Open && info.stats.writes + info.stats.discards > 0
+                let is_written = info.stats.writes + info.stats.discards > 0;
+                info.state == State::Open && (is_written || is_inherited)
             }) && disk.limits().write_cache
         };
         let (sender, ended) = mpsc::channel();

@@ -246,6 +246,10 @@ struct State {
     front_states: BTreeMap<String, FrontState>,
     /// Number of tree commands in progress that map or unmap disks.
     commands: usize,
+    /// There was such a command.
+    is_changed: bool,
+    /// Disks may have been written to by another process that had their front ends.
+    is_inherited: bool,
     /// All disks are unmapped for good.
     closed: bool,
 }
@@ -334,6 +338,7 @@ impl DiskFrontEnds {
         if state.closed {
             return Err(unmapping());
         }
+        state.is_inherited |= handed.is_any();
         if let Some(FrontState::Closing) =
             state.front_states.insert(name.to_owned(), FrontState::Opening)
         {
@@ -375,7 +380,14 @@ impl DiskFrontEnds {
     /// Tells why the front ends of a disk cannot continue in another process.
     pub fn cannot_hand_over(&self, disk: &str) -> Option<String> {
         let mapped = self.client.disks();
-        match (&mapped[..], self.lock().front_states.get(disk)) {
+        let state = self.lock();
+        if state.is_changed {
+            // The name of a disk may be that of another one by now.
+            return Some(
+                "a command has mapped or unmapped disks, which its options do not say".to_owned(),
+            );
+        }
+        match (&mapped[..], state.front_states.get(disk)) {
             ([one], Some(FrontState::Open(front_ends))) if one.local_name() == disk => {
                 let text = "a ublk device ends with its process: unmount it and start again";
                 let ublk = front_ends.ublk.as_ref().map(|_| text);
@@ -394,7 +406,9 @@ impl DiskFrontEnds {
     /// left.
     pub fn hand_over(&self, disk: &str, within: Duration) -> Result<HandedFrontEnds, Trouble> {
         let mut state = self.lock();
-        let Some(FrontState::Open(front_ends)) = state.front_states.get_mut(disk) else {
+        let is_changed = state.is_changed;
+        let front = state.front_states.get_mut(disk).filter(|_| !is_changed);
+        let Some(FrontState::Open(front_ends)) = front else {
             return Err(Trouble::new(format!("{disk} is being mapped or unmapped"), Errno::EBUSY));
         };
         if !front_ends.pause(within) {
@@ -427,7 +441,10 @@ impl DiskFrontEnds {
                 self.0.lock().commands -= 1;
             }
         }
-        self.lock().commands += 1;
+        let mut state = self.lock();
+        state.commands += 1;
+        state.is_changed = true;
+        drop(state);
         Counted(self)
     }
 
@@ -514,7 +531,8 @@ impl DiskFrontEnds {
     /// commands in progress, since front ends that they open would be left behind.
     pub fn close(&self, unserved: &mut Unserved) {
         self.close_all();
-        unserved.flush(&self.client.disks());
+        let is_inherited = self.lock().is_inherited;
+        unserved.flush(&self.client.disks(), is_inherited);
         self.client.close();
     }
 

@@ -22,6 +22,13 @@ pub struct HandedFrontEnds {
     pub fuse: Option<fuse::Handed>,
 }
 
+impl HandedFrontEnds {
+    /// Tells whether there are any.
+    pub const fn is_any(&self) -> bool {
+        self.nbd.is_some() || self.fuse.is_some()
+    }
+}
+
 /// What lies in a parcel, in this order: the listener of NBD, its clients, and the mount.
 #[derive(Deserialize, Serialize)]
 struct Contents {

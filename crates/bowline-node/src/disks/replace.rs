@@ -11,8 +11,10 @@
 //! ```
 
 use std::{
+    collections::BTreeSet,
     io::{self, IoSlice, IoSliceMut, Read, Write},
     mem::MaybeUninit,
+    net::IpAddr,
     os::{
         fd::{AsFd, BorrowedFd, OwnedFd},
         unix::net::UnixStream,
@@ -21,10 +23,10 @@ use std::{
     time::Duration,
 };
 
-use bowline_ctl::{Errno, Successor, ask_to_replace, folder};
+use bowline_ctl::{Errno, Peer, Successor, ask_to_replace, folder};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg, sockopt::socket_peercred,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 use serde::{Deserialize, Serialize};
 
@@ -32,7 +34,7 @@ use super::FrontEndConfig;
 use crate::{Failure, Outcome, signals::Stop};
 
 /// Version of all that the two processes say to each other.
-const FORMAT: u32 = 2;
+const FORMAT: u32 = 3;
 /// How long the other process may take for each step.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Most bytes of a state: those of 64 clients, each with the largest requests.
@@ -56,6 +58,8 @@ pub enum Service {
         device: String,
         /// Name of the session.
         session: String,
+        /// Addresses of its server.
+        servers: BTreeSet<IpAddr>,
         /// Its front ends.
         front_ends: FrontEndConfig,
     },
@@ -222,14 +226,25 @@ impl Predecessor {
         }
     }
 
-    /// This process serves, and the other one ends.
+    /// This process serves, and the other one ends. That one takes everything back only when this
+    /// one is gone: if it is gone itself, it has been stopped or killed since.
     ///
     /// # Errors
-    /// The other process has taken everything back, or has ended itself.
+    /// Those of the connection: who serves is not known.
     pub fn dismiss(&self) -> Outcome {
-        (&self.0).write_all(&[SERVES]).map_err(|error| {
-            Failure::failed(format!("the process to be replaced has continued: {error}"))
-        })
+        match (&self.0).write_all(&[SERVES]) {
+            Ok(()) => Ok(()),
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset
+                ) =>
+            {
+                note!("the process that was replaced has ended by itself");
+                Ok(())
+            }
+            Err(error) => Err(Failure::failed(format!("the process to be replaced: {error}"))),
+        }
     }
 }
 
@@ -320,6 +335,11 @@ fn admit(asks: &Successor, service: &Service) -> Result<(), (Errno, String)> {
                 "it has other front ends: give the same --nbd, --fuse, --ublk and --vhost-user";
             Err((Errno::EINVAL, text.to_owned()))
         }
+        (Service::Map { servers, .. }, Service::Map { servers: wanted, .. })
+            if servers.is_disjoint(wanted) =>
+        {
+            Err((Errno::EINVAL, "it has a server at other addresses".to_owned()))
+        }
         (Service::Export { places }, Service::Export { places: wanted }) if places != wanted => {
             let text =
                 format!("it listens at {}: give the same addresses and port", places.join(", "));
@@ -332,7 +352,7 @@ fn admit(asks: &Successor, service: &Service) -> Result<(), (Errno, String)> {
 /// Tells whether the process there is this user's, or root's, and so trusted with everything.
 fn is_ours(stream: &UnixStream) -> bool {
     let is_trusted = |user| user == 0 || user == rustix::process::geteuid().as_raw();
-    socket_peercred(stream).is_ok_and(|peer| is_trusted(peer.uid.as_raw()))
+    Peer::at(stream).is_ok_and(|peer| is_trusted(peer.user))
 }
 
 fn prepare(stream: &UnixStream) -> io::Result<()> {
@@ -406,5 +426,20 @@ fn receive_descriptor(from: &UnixStream) -> io::Result<OwnedFd> {
             _ => None,
         });
         return found.ok_or_else(|| io::ErrorKind::UnexpectedEof.into());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_is_gone_has_nothing_back() {
+        let (one, other) = UnixStream::pair().expect("a pair");
+        drop(other);
+        assert!(Predecessor(one).dismiss().is_ok());
+        let (one, other) = UnixStream::pair().expect("a pair");
+        assert!(Predecessor(one).dismiss().is_ok());
+        assert_eq!(read_byte(&other).expect("a byte"), SERVES);
     }
 }

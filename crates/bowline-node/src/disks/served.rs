@@ -5,7 +5,10 @@ use std::{
     fmt,
     net::{IpAddr, SocketAddr},
     path::Path,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -38,6 +41,8 @@ pub struct Served {
     engine: Arc<Engine>,
     server: Arc<ExportServer>,
     exports: Mutex<Vec<Export>>,
+    /// Exports came or went since the start. Relaxed: it publishes nothing but itself.
+    is_changed: AtomicBool,
     log: Mutex<Log>,
 }
 
@@ -81,7 +86,8 @@ impl Served {
             );
         }
         let (exports, log) = (Mutex::new(said), Mutex::default());
-        Ok(Arc::new(Self { engine: Arc::clone(engine), server, exports, log }))
+        let is_changed = AtomicBool::new(false);
+        Ok(Arc::new(Self { engine: Arc::clone(engine), server, exports, is_changed, log }))
     }
 
     /// Returns the server.
@@ -122,8 +128,14 @@ impl Served {
         Some(file.display().to_string())
     }
 
+    /// Tells whether an export was added or removed, or was to be, since the start.
+    pub fn is_changed(&self) -> bool {
+        self.is_changed.load(Ordering::Relaxed)
+    }
+
     /// Adds an export, and prints a line for it.
     pub fn add(&self, export: Export) -> Result<(), Trouble> {
+        self.is_changed.store(true, Ordering::Relaxed);
         self.server.add(|exports| export.add_to(exports))?;
         let name = export.name.clone();
         lock(&self.exports).push(export);
@@ -136,6 +148,7 @@ impl Served {
 
     /// Takes an export away, and prints a line for it.
     fn remove(&self, name: &str, force: bool) -> Result<(), Errno> {
+        self.is_changed.store(true, Ordering::Relaxed);
         self.server.remove(name, force).map_err(|error| error.errno())?;
         lock(&self.exports).retain(|export| export.name.as_deref() != Some(name));
         say!("export {} removed", shown(name));

@@ -200,9 +200,10 @@ impl Connection {
     /// Leaves the client to another process; returns false if there are no descriptors left.
     fn give(&self, input: &Input<'_>) -> bool {
         let Ok(socket) = self.socket().try_clone() else { return false };
+        // Nobody shuts it down from now on.
+        self.client.forget();
         let unsent = self.output.take(&self.requests);
         let unread = input.buffered().to_vec();
-        self.client.forget();
         self.gate.give(HandedClient { socket, session: self.session, unread, unsent });
         true
     }
@@ -227,7 +228,8 @@ impl Connection {
             let is_large = request.payload(format) >= LARGE;
             input.limit = if is_large { request_len } else { READ_AHEAD };
             let handled = self.handle_request(&request, input, &mut batch);
-            if let Err(Ended::Disconnect | Ended::Paused) = handled {
+            if handled.is_err() {
+                // These came whole: they are executed, however the connection ends.
                 self.disk.submit(&mut batch);
             }
             handled?;
@@ -297,7 +299,10 @@ impl Connection {
                 if payload > 0 || matches!(action, Ok(Action::Status)) {
                     self.disk.submit(batch);
                 }
-                input.skip(payload as usize)?;
+                if let Err(error) = input.skip(payload as usize) {
+                    self.requests.release(&Place::None, 0);
+                    return Err(error.into());
+                }
                 // The disk may take its time, and many refused requests may follow.
                 input.turns.leave(&*self.disk);
                 self.answer_at_once(&limits, request, origin, action);

@@ -190,6 +190,11 @@ impl Gate {
         self.changed.notify_all();
     }
 
+    /// Tells whether connections that were paused still leave their clients.
+    pub(super) fn is_giving(&self) -> bool {
+        !self.lock().parked.is_empty()
+    }
+
     /// Returns what connections have left.
     pub(super) fn take(&self) -> Vec<HandedClient> {
         std::mem::take(&mut self.lock().handed)

@@ -251,6 +251,10 @@ impl NbdServer {
         self.acceptor.close();
         self.file = None;
         self.shared.gate.hand_over();
+        // Those that are paused leave as soon as their threads run.
+        while self.shared.gate.is_giving() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         let until = Instant::now() + HANDSHAKE_REST;
         while self.connections() > 0 && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(1));

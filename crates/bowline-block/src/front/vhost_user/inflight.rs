@@ -23,6 +23,8 @@ use super::wire::InflightSpec;
 const HEADER_LEN: usize = 16;
 const ENTRY_LEN: usize = 16;
 const VERSION: u16 = 1;
+/// Most bytes of its file, which is far more than a region has.
+const FILE_MAX: usize = 1 << 30;
 
 /// Bytes of one queue's part, a multiple of a cache line.
 fn queue_len(size: u16) -> usize {
@@ -64,7 +66,7 @@ impl InflightRegion {
     /// Maps a region that the machine's process has kept.
     pub(super) fn open(spec: &InflightSpec, file: OwnedFd) -> io::Result<Self> {
         let len = queue_len(spec.queue_size).checked_mul(spec.queues.into());
-        let buffer = Buffer::from_memfd(File::from(file).as_fd())?;
+        let buffer = Buffer::from_memfd_within(File::from(file).as_fd(), FILE_MAX)?;
         let offset = usize::try_from(spec.offset).ok();
         let fits = offset.zip(len).and_then(|(offset, len)| offset.checked_add(len));
         let fits = fits.is_some_and(|end| end <= buffer.len()) && spec.queue_size <= SIZE_MAX;

@@ -10,6 +10,8 @@ use super::wire::FileRange;
 
 /// Bytes of the guest's memory for each bit.
 const PAGE: u64 = 4096;
+/// Most bytes of its file: bits for 16 TiB, and as much again.
+const FILE_MAX: usize = 1 << 30;
 /// Bits, and bytes, that are set at once.
 const WORD_BITS: u64 = 64;
 const WORD: usize = 8;
@@ -26,7 +28,7 @@ pub(super) struct DirtyLog {
 impl DirtyLog {
     /// Maps the log that the machine's process has named.
     pub(super) fn open(range: &FileRange, file: &OwnedFd) -> io::Result<Self> {
-        let buffer = Buffer::from_memfd(file)?;
+        let buffer = Buffer::from_memfd_within(file, FILE_MAX)?;
         let at = usize::try_from(range.offset).ok().filter(|at| at.is_multiple_of(WORD));
         let len =
             usize::try_from(range.len).ok().and_then(|len| len.checked_next_multiple_of(WORD));
@@ -114,6 +116,9 @@ mod tests {
         for (len, offset) in [(65, 0), (64, 8), (8, 4), (61, 8), (u64::MAX, 0), (8, u64::MAX - 7)] {
             assert!(DirtyLog::open(&FileRange { len, offset }, &sealed).is_err(), "{len} {offset}");
         }
+        // Its mapping would take addresses that the process needs.
+        let huge = file(FILE_MAX as u64 + 1, SealFlags::SHRINK);
+        assert!(DirtyLog::open(&FileRange { len: 64, offset: 0 }, &huge).is_err());
         let unsealed = file(64, SealFlags::empty());
         assert!(DirtyLog::open(&FileRange { len: 64, offset: 0 }, &unsealed).is_err());
     }

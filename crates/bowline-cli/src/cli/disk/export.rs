@@ -210,9 +210,6 @@ impl Serving<'_> {
     ) -> Outcome<Ended> {
         let Self { args, stop, hangups, supervisor, .. } = self;
         let (engine, served) = self.open(exports, again || predecessor.is_some())?;
-        if let Some(predecessor) = predecessor {
-            predecessor.dismiss()?;
-        }
         let metrics = metrics::exports(Arc::clone(&engine), Arc::clone(served.server()));
         let (successors, asking) = mpsc::channel();
         let controlled = args.controls.serve(
@@ -222,6 +219,9 @@ impl Serving<'_> {
             metrics,
             successors,
         )?;
+        if let Some(predecessor) = &predecessor {
+            predecessor.dismiss()?;
+        }
         let names: Vec<String> = self.places.iter().map(ToString::to_string).collect();
         say!("listening on {}", names.join(", "));
         served.announce();
@@ -270,7 +270,10 @@ impl Serving<'_> {
             return Some("an export of --memory ends with its process".to_owned());
         }
         let text = "a command has added or removed exports, which its options do not say";
-        (export_names(served) != exported).then(|| text.to_owned())
+        let is_changed = served.is_changed() || export_names(served) != exported;
+        let text_of_moved = "the file of an export is gone or another one has its name";
+        let moved = || !served.server().moved().is_empty();
+        is_changed.then(|| text.to_owned()).or_else(|| moved().then(|| text_of_moved.to_owned()))
     }
 }
 

@@ -160,6 +160,7 @@ pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
     let service = Service::Map {
         device: device.to_owned(),
         session: route.session.clone(),
+        servers: route.paths.iter().map(|(_, server)| *server).collect(),
         front_ends: wanted.absolute()?,
     };
     let mut inherited = None;
@@ -251,11 +252,8 @@ impl Mapped<'_> {
             (inherited.front_ends, inherited.predecessor)
         });
         let opened = front_ends.open_with(&disk, wanted, handed);
-        let mut result =
+        let result =
             opened.map_err(|error| Failure::failed(format!("a front end of {device}: {error}")));
-        if let (Ok(()), Some(predecessor)) = (&result, predecessor) {
-            result = predecessor.dismiss();
-        }
         let of = Arc::clone(&client);
         let metrics = metrics::mapped(
             Arc::clone(client.engine()),
@@ -269,7 +267,15 @@ impl Mapped<'_> {
         let (successors, asking) = mpsc::channel();
         let served = args.controls.serve(&tree, control.as_deref(), "map", metrics, successors);
         let mut unserved = Unserved::default();
-        let result = result.and(served).map(|served| {
+        let mut served = result.and(served);
+        // All is open here; the other process cannot take anything back from now on.
+        if served.is_ok()
+            && let Some(predecessor) = &predecessor
+            && let Err(failure) = predecessor.dismiss()
+        {
+            served = Err(failure);
+        }
+        let result = served.map(|served| {
             let name = disk.local_name().to_owned();
             drop(disk);
             report_all(&notices);
@@ -310,6 +316,12 @@ impl Mapped<'_> {
         }
         unmap_all(&client, stop, || front_ends.close(&mut unserved));
         unserved.tell();
+        if result.is_err() && predecessor.is_some() {
+            // It takes everything back when its connection ends: nothing is in use here by then.
+            drop(front_ends);
+            client.engine().close();
+        }
+        drop(predecessor);
         let ended = result?;
         if unserved.is_nothing() {
             Ok(ended)
