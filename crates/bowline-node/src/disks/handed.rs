@@ -34,8 +34,16 @@ impl HandedFrontEnds {
 struct Contents {
     /// Clients of NBD.
     nbd: Option<Vec<Client>>,
+    fuse: Option<Mounted>,
+}
+
+/// The mount.
+#[derive(Deserialize, Serialize)]
+struct Mounted {
     /// How often the file is open.
-    fuse: Option<usize>,
+    opens: usize,
+    /// Its device number.
+    device: u64,
 }
 
 /// A client of NBD.
@@ -84,7 +92,7 @@ impl HandedFrontEnds {
         }
         if let Some(fuse) = &self.fuse {
             parcel.descriptors.push(fuse.kernel.as_fd().try_clone_to_owned()?);
-            contents.fuse = Some(fuse.opens);
+            contents.fuse = Some(Mounted { opens: fuse.opens, device: fuse.device });
         }
         parcel.state = serde_json::to_string(&contents)?;
         Ok(parcel)
@@ -119,8 +127,8 @@ impl HandedFrontEnds {
             let clients = clients.collect::<io::Result<Vec<_>>>()?;
             handed.nbd = Some(nbd::Handed { listener, clients });
         }
-        if let Some(opens) = contents.fuse {
-            handed.fuse = Some(fuse::Handed { kernel: next()?, opens });
+        if let Some(Mounted { opens, device }) = contents.fuse {
+            handed.fuse = Some(fuse::Handed { kernel: next()?, opens, device });
         }
         Ok(handed)
     }

@@ -34,7 +34,7 @@ pub use front_ends::{DiskFrontEnds, DiskNotice, FrontEndConfig, Mapping, map_opt
 pub use handed::HandedFrontEnds;
 pub use mapping::{MapConfig, map_patiently, refused};
 pub use paths::{no_address, no_path, path_spec, prefixed, session_name};
-pub use replace::{Heir, Parcel, Predecessor, Service};
+pub use replace::{FREE_POLL, FREE_WAIT, Heir, Parcel, Predecessor, Service};
 pub use served::{Served, server_classes, server_modules};
 pub use settings::Settings;
 pub use trouble::Trouble;

@@ -39,6 +39,10 @@ const FORMAT: u32 = 3;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Most bytes of a state: those of 64 clients, each with the largest requests.
 const BYTES_MAX: u64 = 16 << 30;
+/// How long the addresses and the session of a process that was replaced may take to be free.
+pub const FREE_WAIT: Duration = Duration::from_secs(3);
+/// How often it is tried whether they are.
+pub const FREE_POLL: Duration = Duration::from_millis(5);
 /// Most descriptors.
 const DESCRIPTORS_MAX: u32 = 1 << 16;
 

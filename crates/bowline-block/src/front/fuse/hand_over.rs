@@ -20,6 +20,8 @@ pub struct Handed {
     pub kernel: OwnedFd,
     /// How often the file is open.
     pub opens: usize,
+    /// Its device number, by which it is known.
+    pub device: u64,
 }
 
 /// By this message the kernel is asked to send again what was read and not answered (Linux 6.9).

@@ -174,10 +174,11 @@ pub fn resume(
     // An older kernel sends nothing again; after a hand-over, there is nothing to send.
     let _ = hand_over::ask_again(handed.kernel.as_fd());
     let (kernel, gate) = (handed.kernel, Arc::<Gate>::default());
+    // Nothing fails from then on: the threads would stay, and take requests for nobody.
     let threads = serve_by_device(kernel.try_clone()?, &file, &gate, count)?;
-    let device = std::fs::metadata(dir)?.dev();
     refresh_on_change(&disk, &file, dir.join(file_name));
-    let (dir, unmounts, has_ring) = (dir.to_owned(), Unmounts::Here, false);
+    let (dir, device) = (dir.to_owned(), handed.device);
+    let (unmounts, has_ring) = (Unmounts::Here, false);
     Ok(Mount { dir, device, file, kernel, gate, unmounts, has_ring, threads })
 }
 
@@ -399,7 +400,7 @@ impl Mount {
             // It would unmount.
             std::mem::forget(session);
         }
-        Ok(Handed { kernel, opens: self.opens() })
+        Ok(Handed { kernel, opens: self.opens(), device: self.device })
     }
 
     /// Waits a little for the threads to end.

@@ -17,8 +17,8 @@ use bowline_ctl::{Sys, Tree};
 use bowline_node::{
     Failure, Outcome,
     disks::{
-        DeviceConfig, Export, Heir, Parcel, Predecessor, Served, Service, ServingConfig,
-        server_classes, server_modules, values::granted,
+        DeviceConfig, Export, FREE_POLL, FREE_WAIT, Heir, Parcel, Predecessor, Served, Service,
+        ServingConfig, server_classes, server_modules, values::granted,
     },
     log::Duty,
     metrics, namespaces,
@@ -41,10 +41,6 @@ use super::{
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// How often it prints what clients have done.
 const LOG_INTERVAL: Duration = Duration::from_secs(1);
-/// How long the addresses of a process that was replaced may take to be free, and how often that is
-/// tried.
-const FREE_WAIT: Duration = Duration::from_secs(3);
-const FREE_POLL: Duration = Duration::from_millis(5);
 
 /// Serve disks to RNBD clients, including those of the Linux kernel.
 #[derive(Debug, clap::Args)]

@@ -15,9 +15,9 @@ use bowline_ctl::{Successor, Sys};
 use bowline_node::{
     Failure, Outcome,
     disks::{
-        DeviceConfig, DiskFrontEnds, ENDING_PATIENCE, FailingDisks, FrontEndConfig,
-        HandedFrontEnds, Heir, MapConfig, Mapping, Predecessor, Route, Service, Unserved,
-        client_classes, map_patiently, refused, report_all, unmap_all, watch,
+        DeviceConfig, DiskFrontEnds, ENDING_PATIENCE, FREE_POLL, FREE_WAIT, FailingDisks,
+        FrontEndConfig, HandedFrontEnds, Heir, MapConfig, Mapping, Predecessor, Route, Service,
+        Unserved, client_classes, map_patiently, refused, report_all, unmap_all, watch,
     },
     log::Duty,
     metrics, namespaces,
@@ -42,10 +42,6 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 const IDLE_CHECKS: u32 = 10;
 /// How long another process that takes over waits for requests in progress.
 const HAND_OVER_WAIT: Duration = Duration::from_secs(5);
-/// How long the addresses and the session of a process that was replaced may take to be free, and
-/// how often that is tried.
-const FREE_WAIT: Duration = Duration::from_secs(3);
-const FREE_POLL: Duration = Duration::from_millis(5);
 /// How often a disk that was handed over, and taken back, is tried.
 const MAP_AGAIN: Duration = Duration::from_millis(500);
 /// How often it checks whether the server has answered.
