@@ -24,6 +24,8 @@ const ABOUT: &str = "\
 /// Types that are shown and cannot be named, as is meant: those of the crates bitflags and ipnet,
 /// and the traits that keep other traits to this crate.
 const UNNAMED: [&str; 4] = ["Iter", "IterNames", "Contains", "Sealed"];
+/// What a link to the pages of a crate below this one has.
+const BELOW: &str = "/bowline_";
 /// Lines of a difference that are shown.
 const SHOWN: usize = 60;
 
@@ -171,12 +173,15 @@ fn without(text: &str, from: &str, to: &str) -> String {
     parts.fold(first, |kept, part| kept + part.split_once(to).map_or("", |(_, rest)| rest))
 }
 
-/// Returns the types of a header that have no link, which the documentation has no page for. Names
-/// that are declared here have none either: what is used stands behind one of these marks, or
-/// behind a comma between angle brackets or parentheses.
+/// Returns the types of a header that have no link to a page of this crate. Names that are declared
+/// here have none either: what is used stands behind one of these marks, or behind a comma between
+/// angle brackets or parentheses.
+///
+/// A link to the pages of a crate below this one is none: users cannot name the type by it, and
+/// whether it is there depends on which crate's pages were written first.
 fn without_page(html: &str) -> Vec<String> {
     const MARKS: [&str; 7] = [": ", "-> ", "&", "<", "(", "dyn ", "mut "];
-    let text = plain(&without(html, "<a ", "</a>"));
+    let text = plain(&without_links(html));
     let mut found = Vec::new();
     let mut end = 0;
     for word in text.split(|c: char| !(c.is_alphanumeric() || c == '_')) {
@@ -194,6 +199,21 @@ fn without_page(html: &str) -> Vec<String> {
         }
     }
     found
+}
+
+/// Removes the links to pages of this crate and of crates from outside, with their names.
+fn without_links(html: &str) -> String {
+    let mut links = html.split("<a ");
+    let first = links.next().unwrap_or_default().to_owned();
+    links.fold(first, |kept, link| {
+        let (attributes, behind) = link.split_once('>').unwrap_or((link, ""));
+        let kept_from = if attributes.contains(BELOW) {
+            behind
+        } else {
+            behind.split_once("</a>").map_or("", |(_, rest)| rest)
+        };
+        kept + kept_from
+    })
 }
 
 /// Tells whether a bracket is open at the end of a text.
@@ -260,6 +280,8 @@ mod tests {
             without_page("pub enum A { B(Secret), C, D { e: <a href=\"f\">F</a> }, }"),
             ["Secret"]
         );
+        let below = "a(x: <a href=\"../bowline_block/struct.Handed.html\">Handed</a>)";
+        assert_eq!(without_page(below), ["Handed"]);
     }
 
     #[test]

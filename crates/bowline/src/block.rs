@@ -19,12 +19,14 @@ pub mod front {
     /// A disk as a file in a directory, under FUSE.
     #[cfg(feature = "fuse")]
     pub mod fuse {
-        pub use bowline_block::front::fuse::{FuseOptions, Mount, mount};
+        pub use bowline_block::front::fuse::{FuseOptions, Handed, Mount, mount, resume};
     }
 
     /// A disk behind a unix socket that speaks NBD.
     pub mod nbd {
-        pub use bowline_block::front::nbd::{NbdOptions, NbdServer, serve};
+        pub use bowline_block::front::nbd::{
+            Format, Handed, HandedClient, NbdOptions, NbdServer, Session, resume, serve,
+        };
     }
 
     /// A disk as a block device of this machine (Linux 6.4 with `ublk_drv`, root).
