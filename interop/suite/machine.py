@@ -42,8 +42,8 @@ poweroff -f
 """.replace("ROUNDS", str(ROUNDS)).replace("SKIP", str(RAW[0])).replace("COUNT", str(RAW[1]))
 
 
-def make_guest(at, kernel):
-    """An initramfs with mkfs.ext4 of this host, that tries its disk and ends."""
+def make_guest(at, kernel, init=INIT):
+    """An initramfs with mkfs.ext4 of this host, that tries its disk and ends, or does something else."""
     entries, folders = [], set()
 
     def folder(path):
@@ -58,7 +58,7 @@ def make_guest(at, kernel):
             entries.append((to, 0o100755, f.read()))
     for path in ("dev", "proc", "sys"):
         folder(path)
-    entries.append(("init", 0o100755, INIT.encode()))
+    entries.append(("init", 0o100755, init.encode()))
     add(shutil.which("busybox"), "bin/busybox")
     mkfs = shutil.which("mkfs.ext4", path=os.environ["PATH"] + ":/usr/sbin:/sbin")
     add(mkfs, "sbin/mkfs.ext4")
@@ -127,11 +127,13 @@ class Monitor:
                 return answer["return"]
 
 
-def boot(c, disk, kernel, initrd, name, *more):
-    """Starts a machine with the disk, whose files have this name; returns its process and its console."""
+def boot(c, disk, kernel, initrd, name, *more, inside=None):
+    """Starts a machine with the disk, whose files have this name, in a network namespace if it needs one; returns its
+    process and its console."""
     console = "%s.console%s" % (c.log, name)
     with open("%s.qemu%s" % (c.log, name), "wb") as said:
         machine = subprocess.Popen(
+            (["ip", "netns", "exec", inside] if inside else []) +
             ["qemu-system-x86_64", "-machine", "pc,memory-backend=m", "-accel", "tcg,thread=multi", "-cpu", "max",
              "-smp", "2", "-m", "256", "-object", "memory-backend-memfd,id=m,size=256M,share=on", "-nodefaults",
              "-no-user-config", "-display", "none", "-no-reboot", "-kernel", kernel["vmlinuz"], "-initrd", initrd,

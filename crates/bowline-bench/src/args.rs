@@ -16,22 +16,33 @@ pub(crate) enum Suite {
     Roce,
     /// Requests of RTRS.
     Rtrs,
-    /// Block devices over RTRS.
+    /// Block devices over RTRS, used through the library.
     Rnbd,
+    /// The same as other programs use them: `rnbd --doors`.
+    Doors,
 }
 
 impl Suite {
     /// Every suite, in the order of the page.
-    pub(crate) const ALL: [Self; 4] = [Self::Rds, Self::Roce, Self::Rtrs, Self::Rnbd];
+    pub(crate) const ALL: [Self; 5] = [Self::Rds, Self::Roce, Self::Rtrs, Self::Rnbd, Self::Doors];
+
+    /// Finds a suite by what a command line begins with. Returns it and the arguments after that.
+    pub(crate) fn from_command(name: &str, args: &[String]) -> Option<(Self, Vec<String>)> {
+        let suite = Self::parse(name).filter(|suite| *suite != Self::Doors)?;
+        let is_doors = |word: &String| suite == Self::Rnbd && word == "--doors";
+        let rest = args.iter().filter(|word| !is_doors(word)).cloned().collect();
+        Some((if args.iter().any(is_doors) { Self::Doors } else { suite }, rest))
+    }
 
     /// Finds a suite by its name.
     pub(crate) fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|suite| suite.name() == name)
     }
 
-    /// The name on the command line.
+    /// What its result files are called by.
     pub(crate) const fn name(self) -> &'static str {
         match self {
+            Self::Doors => "doors",
             Self::Rds => "rds",
             Self::Roce => "roce",
             Self::Rtrs => "rtrs",
@@ -45,7 +56,8 @@ impl Suite {
             Self::Rds => peer.is_peer() && !peer.is_peer_of_storage(),
             Self::Roce => false,
             Self::Rtrs => matches!(peer, Subject::Nbdkit),
-            Self::Rnbd => peer.is_peer_of_storage(),
+            Self::Rnbd => matches!(peer, Subject::Nbdkit | Subject::QemuNbd | Subject::Tgt),
+            Self::Doors => matches!(peer, Subject::Nbdkit | Subject::QemuNbd | Subject::Nbdfuse),
         }
     }
 
@@ -56,6 +68,7 @@ impl Suite {
             Self::Roce => HELP_ROCE,
             Self::Rtrs => HELP_RTRS,
             Self::Rnbd => HELP_RNBD,
+            Self::Doors => HELP_DOORS,
         }
     }
 }
@@ -102,6 +115,7 @@ Usage: bowline bench rds [OPTIONS]
                       and without the preloaded library
   --rdma              measure RDS over RDMA, too, on soft devices: messages and round trips beside
                       the same over TCP, remote writes beside those of bare verbs
+  --size SIZE         bytes of each disk, such as 256m (default 1g)
   --quiet-wait S      before each measurement, wait up to S seconds for a quiet machine
   --json FILE         write every raw measurement to FILE (- for standard output)
   --svg FILE          write a page of plots to FILE
@@ -170,10 +184,13 @@ machine is not suitable.
 
 const HELP_RNBD: &str = "\
 bowline bench rnbd: measures a disk mapped over RNBD beside RTRS alone, nbdkit, qemu-nbd
-and tgtd, in one run
+and tgtd, in one run: through the library, which is faster than what other programs see
 
 Usage: bowline bench rnbd [OPTIONS]
+       bowline bench rnbd --doors [OPTIONS]
 
+  --doors             measures fio on the NBD socket and the file (FUSE) of a mapped disk instead, see
+                      bowline bench rnbd --doors --help
   --quick             1 round, the cells of the targets only, of the peers nbdkit; below 30 seconds
   --rounds N          rounds, each of which measures everything once (default 5)
   --secs S            length of a window in seconds (default 0.25)
@@ -190,6 +207,35 @@ Usage: bowline bench rnbd [OPTIONS]
 
 Other servers are measured if they are installed, with the processor time of their processes;
 nbdkit and qemu-nbd with a client of this program, tgtd with iscsi-perf.
+
+Exit status: 0 all required targets are met, 1 one is not, 3 some are undecided, 2 usage, or the
+machine is not suitable.
+";
+
+const HELP_DOORS: &str = "\
+bowline bench rnbd --doors: measures fio on the doors of a mapped disk (its NBD socket, its file by
+FUSE, the same by io_uring), beside the same fio on nbdkit, nbdfuse and qemu-nbd over TCP
+
+Usage: bowline bench rnbd --doors [OPTIONS]
+
+  --quick             1 round, windows of half a second, of the peers nbdkit; below 30 seconds
+  --rounds N          rounds, each of which measures everything once (default 5)
+  --secs S            how long an fio asks, in seconds (default 2)
+  --only CELL[,CELL]  only cells whose names begin so, as doors/read/4096x32
+  --peers LIST        auto (default), none, or some of nbdkit,nbdfuse,qemu-nbd
+  --clients LIST      processes of fio that ask at a time, such as 1,4 (default 1)
+  --busy LIST         loops that never sleep beside them, such as 0,4 (default 0)
+  --quiet-wait S      before each measurement, wait up to S seconds for a quiet machine
+  --json FILE         write every raw measurement to FILE (- for standard output)
+  --svg FILE          write a page of plots to FILE
+  --save DIR          write every raw measurement into DIR, in a file named by date and commit
+  --list              print the names of all cells and end
+
+Random reads and writes of 4 KiB, 1 and 32 outstanding, and of 128 KiB, 16 outstanding. Everything
+runs on this machine as everybody starts it: `bowline rnbd export --memory`, `bowline rnbd map`,
+nbdkit with its plugin memory, qemu-nbd with a file in memory. Ratios are to nbdkit in the same
+round. What is not installed is skipped, and the output says which package has it. io_uring needs
+root and Linux 6.14.
 
 Exit status: 0 all required targets are met, 1 one is not, 3 some are undecided, 2 usage, or the
 machine is not suitable.
@@ -234,6 +280,12 @@ pub(crate) struct Options {
     pub(crate) mtu: Option<usize>,
     /// Both sides lose one of this many received packets, in all cells; 0: only in those of loss.
     pub(crate) drop_one_in: u32,
+    /// Processes of fio that ask at a time.
+    pub(crate) clients: Vec<usize>,
+    /// Loops that never sleep beside them.
+    pub(crate) busy: Vec<usize>,
+    /// Bytes of the disk behind each door.
+    pub(crate) disk: u64,
     /// CPUs of receiver and sender.
     pub(crate) pin: Option<(usize, usize)>,
     pub(crate) quiet_wait: Duration,
@@ -260,6 +312,9 @@ impl Options {
             rdma: false,
             mtu: None,
             drop_one_in: 0,
+            clients: vec![1],
+            busy: vec![0],
+            disk: 1 << 30,
             pin: match cpus[..] {
                 [tx, rx, ..] => Some((rx, tx)),
                 _ => None,
@@ -278,14 +333,20 @@ impl Options {
     ///
     /// Says which argument is wrong.
     pub(crate) fn parse(suite: Suite, args: &[String]) -> Result<Self, String> {
-        let (rds, roce) = (suite == Suite::Rds, suite == Suite::Roce);
+        let (rds, roce, doors) = (suite == Suite::Rds, suite == Suite::Roce, suite == Suite::Doors);
         let mut options = Self::defaults();
+        if doors {
+            options.window = Duration::from_secs(2);
+        }
         each_option(args, |word, name, value| {
             match name {
                 "--quick" => {
                     options.quick = true;
                     options.rounds = 1;
-                    let block = matches!(suite, Suite::Rtrs | Suite::Rnbd);
+                    let block = matches!(suite, Suite::Rtrs | Suite::Rnbd | Suite::Doors);
+                    if doors {
+                        options.window = Duration::from_millis(500);
+                    }
                     let peers = if block { vec![Subject::Nbdkit] } else { Vec::new() };
                     options.peers = PeerChoice::List(peers);
                 }
@@ -312,13 +373,16 @@ impl Options {
                 "--paths" if rds => options.paths = paths(&value()?)?,
                 "--mtu" if roce => options.mtu = Some(mtu(&value()?)?),
                 "--loss" if roce => options.drop_one_in = loss(&value()?)?,
-                "--pin" => options.pin = pin(&value()?)?,
+                "--clients" if doors => options.clients = counts(name, &value()?, 1, 16)?,
+                "--busy" if doors => options.busy = counts(name, &value()?, 0, 64)?,
+                "--size" if doors => options.disk = size(name, &value()?)?,
+                "--pin" if !doors => options.pin = pin(&value()?)?,
                 "--quiet-wait" => options.quiet_wait = seconds(name, &value()?, 0.0, 600.0)?,
                 "--json" => options.json = Some(value()?.into()),
                 "--svg" => options.svg = Some(value()?.into()),
                 "--save" => options.save = Some(value()?.into()),
                 _ => {
-                    let suite = suite.name();
+                    let suite = if doors { "rnbd --doors" } else { suite.name() };
                     return Err(format!("unknown option {word}; see bowline bench {suite} --help"));
                 }
             }
@@ -369,6 +433,23 @@ pub(crate) fn bad(name: &str, value: &str, expected: &str) -> String {
 pub(crate) fn number(name: &str, value: &str, min: u64, max: u64) -> Result<u64, String> {
     let number = value.parse().ok().filter(|n| (min..=max).contains(n));
     number.ok_or_else(|| bad(name, value, &format!("a number from {min} to {max}")))
+}
+
+/// Reads a number of bytes.
+fn size(name: &str, value: &str) -> Result<u64, String> {
+    let (digits, unit) = match value.strip_suffix(['g', 'G']) {
+        Some(digits) => (digits, 1 << 30),
+        None => (value.strip_suffix(['m', 'M']).unwrap_or_default(), 1 << 20),
+    };
+    let bytes = digits.parse().ok().and_then(|n: u64| n.checked_mul(unit));
+    bytes
+        .filter(|bytes| (1 << 20..=1 << 40).contains(bytes))
+        .ok_or_else(|| bad(name, value, "a size such as 256m or 1g"))
+}
+
+/// Reads a list of numbers.
+fn counts(name: &str, value: &str, min: u64, max: u64) -> Result<Vec<usize>, String> {
+    value.split(',').map(|word| Ok(number(name, word, min, max)? as usize)).collect()
 }
 
 pub(crate) fn seconds(name: &str, value: &str, min: f64, max: f64) -> Result<Duration, String> {
@@ -476,6 +557,31 @@ mod tests {
         let o = parse("--quick").unwrap();
         assert!(o.quick && o.rounds == 1 && o.peers == PeerChoice::List(Vec::new()));
         assert_eq!(parse("--quick --rounds 3").unwrap().rounds, 3);
+    }
+
+    #[test]
+    fn doors_are_a_suite_of_their_own_behind_an_option() {
+        let of = |line: &str| {
+            let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+            Suite::from_command(&words[0], &words[1..])
+        };
+        let (suite, rest) = of("rnbd --clients 1,4 --doors --busy=0,4").unwrap();
+        assert_eq!((suite, rest.len()), (Suite::Doors, 3));
+        let options = Options::parse(suite, &rest).unwrap();
+        assert_eq!((&options.clients[..], &options.busy[..]), (&[1, 4][..], &[0, 4][..]));
+        assert_eq!((options.window, options.disk), (Duration::from_secs(2), 1 << 30));
+        for (text, bytes) in [("256m", Ok(256 << 20)), ("2G", Ok(2 << 30)), ("64", Err(()))] {
+            let words = ["--size", text].map(str::to_owned);
+            let read = Options::parse(Suite::Doors, &words).map(|options| options.disk);
+            assert_eq!(read.map_err(drop), bytes, "{text}");
+        }
+        assert!(of("doors").is_none(), "there is one way to ask for them");
+        let (suite, rest) = of("rds --doors").unwrap();
+        assert!(Options::parse(suite, &rest).unwrap_err().contains("unknown option --doors"));
+        for line in ["rnbd --doors --clients 0", "rnbd --doors --pin none", "rnbd --busy 4"] {
+            let (suite, rest) = of(line).unwrap();
+            assert!(Options::parse(suite, &rest).is_err(), "{line}");
+        }
     }
 
     #[test]

@@ -30,7 +30,7 @@ use crate::role::{Laps, Meter, Probe, Role, Side, Sides};
 use crate::sys;
 
 pub(crate) use rtrs::large_chunks;
-pub(crate) use server::version as peer_version;
+pub(crate) use server::{start_on, version as peer_version};
 
 /// The store contains its own offsets at this interval, in bytes.
 const SECTOR: usize = 512;
@@ -65,7 +65,7 @@ fn fill(store: &Buffer) {
 }
 
 /// A filled store in a file that is memory, and where programs that this process starts find it.
-fn memory_file(bytes: usize) -> Result<(File, String), String> {
+pub(crate) fn memory_file(bytes: usize) -> Result<(File, String), String> {
     let failed = |e: std::io::Error| format!("a file in memory: {e}");
     let file = sys::memory_file(bytes as u64).map_err(failed)?;
     const PART: usize = 1 << 20;

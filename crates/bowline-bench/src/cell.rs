@@ -70,6 +70,8 @@ named! {
         DoorNbd = "door-nbd",
         /// The same through its file (FUSE).
         DoorFuse = "door-fuse",
+        /// The same where the kernel asks by io_uring.
+        DoorFuseRing = "door-fuse-ring",
         /// Requests and answers over UDP, in bursts: the ceiling of RTRS.
         RrUdp = "rr-udp",
         /// The same with a checksum of each segment, computed and checked.
@@ -80,6 +82,8 @@ named! {
         Nbdkit = "nbdkit",
         /// qemu-nbd over TCP, with a file in memory.
         QemuNbd = "qemu-nbd",
+        /// The file of nbdfuse, which uses nbdkit over TCP.
+        Nbdfuse = "nbdfuse",
         /// tgtd over TCP, with a file in memory, and iscsi-perf.
         Tgt = "tgt",
         /// Framed TCP, staged up to 64 KiB: the ceiling of everything that frames over TCP.
@@ -118,6 +122,24 @@ impl Subject {
         Self::parse(plain.unwrap_or(label))
     }
 
+    /// What tables call an entry with this label: disks of bowline by what they are used through.
+    pub(crate) fn shown(label: &str) -> String {
+        let names = [
+            (Self::DoorFuseRing, "file by FUSE, io_uring"),
+            (Self::DoorFuse, "file by FUSE"),
+            (Self::DoorNbd, "NBD socket"),
+            (Self::Rnbd, "rnbd library"),
+        ];
+        let rest = |(subject, shown): (Self, &'static str)| {
+            Some((shown, label.strip_prefix(subject.name())?))
+        };
+        match names.into_iter().find_map(rest) {
+            Some((shown, "")) => shown.to_owned(),
+            Some((shown, how)) => format!("{shown}, {}", how.trim_start_matches('-')),
+            None => label.to_owned(),
+        }
+    }
+
     /// Says whether this is other people's: a message library, or a server of storage.
     pub(crate) const fn is_peer(self) -> bool {
         matches!(self, Self::Zmq | Self::Nano | Self::OfiNet | Self::OfiRxm | Self::Ucx)
@@ -132,7 +154,7 @@ impl Subject {
 
     /// Says whether this is other people's server of storage.
     pub(crate) const fn is_peer_of_storage(self) -> bool {
-        matches!(self, Self::Nbdkit | Self::QemuNbd | Self::Tgt)
+        matches!(self, Self::Nbdkit | Self::QemuNbd | Self::Nbdfuse | Self::Tgt)
     }
 
     /// Says whether this is bowline's RDS.
@@ -175,7 +197,12 @@ impl Subject {
 
     /// Says whether this is RNBD, by the library or through a front end.
     pub(crate) const fn is_rnbd(self) -> bool {
-        matches!(self, Self::Rnbd | Self::DoorNbd | Self::DoorFuse)
+        matches!(self, Self::Rnbd) || self.is_door()
+    }
+
+    /// Says whether this is a disk of bowline as other programs see it.
+    pub(crate) const fn is_door(self) -> bool {
+        matches!(self, Self::DoorNbd | Self::DoorFuse | Self::DoorFuseRing)
     }
 
     /// Says whether this is RTRS itself, whose server counts what it serves.
@@ -233,6 +260,10 @@ named! {
         /// One write after the other to a large store that nobody has written to, by a unix socket
         /// or a file of the sender's machine.
         DoorWrite = "door-write",
+        /// Reads of a disk by fio; `flows` processes ask.
+        FioRead = "fio-read",
+        /// Writes to a disk by fio; `flows` processes ask.
+        FioWrite = "fio-write",
         /// Reads of a store over several paths, of which the server resets one.
         IoReset = "io-reset",
         /// The same; one path carries nothing any more, and nobody says so.
@@ -249,6 +280,11 @@ impl Kind {
     /// Says whether a store is read or written, and rates or pauses are what is looked at.
     pub(crate) const fn is_of_storage(self) -> bool {
         matches!(self, Self::IoRead | Self::IoWrite) || self.loses_a_path()
+    }
+
+    /// Says whether fio asks, at a disk that is there already.
+    pub(crate) const fn is_by_fio(self) -> bool {
+        matches!(self, Self::FioRead | Self::FioWrite)
     }
 
     /// Tells whether one of several paths is lost during the measurement.
@@ -320,6 +356,8 @@ pub(crate) struct Cell {
     /// The sides are in networks of their own and reach each other by the addresses of `nodes`.
     /// Each request is timed; the store is small, since some have it filled over the network.
     pub(crate) apart: bool,
+    /// Loops that never sleep, beside it.
+    pub(crate) busy: usize,
 }
 
 /// Bytes of the store.
@@ -378,6 +416,7 @@ impl Cell {
             format!("depth={}", self.depth),
             format!("drop_one_in={}", self.drop_one_in),
             format!("apart={}", u8::from(self.apart)),
+            format!("busy={}", self.busy),
         ]
     }
 
@@ -410,6 +449,7 @@ impl Cell {
             drop_one_in: u32::try_from(words.number("drop_one_in")?)
                 .map_err(|_| bad("drop_one_in"))?,
             apart: words.number("apart")? == 1,
+            busy: words.number("busy")? as usize,
         })
     }
 }
@@ -479,6 +519,7 @@ mod tests {
             depth: 16,
             drop_one_in: 1000,
             apart: true,
+            busy: 4,
         };
         let args = cell.to_args();
         let words = Words::parse(args.iter().map(String::as_str));
@@ -487,6 +528,21 @@ mod tests {
         let args = unpinned.to_args();
         let words = Words::parse(args.iter().map(String::as_str));
         assert_eq!(Cell::from_words(&words), Ok(unpinned));
+    }
+
+    #[test]
+    fn disks_are_called_by_what_they_are_used_through() {
+        let shown = [
+            ("rnbd", "rnbd library"),
+            ("rnbd-adaptive", "rnbd library, adaptive"),
+            ("door-nbd-unbound", "NBD socket, unbound"),
+            ("door-fuse", "file by FUSE"),
+            ("door-fuse-ring", "file by FUSE, io_uring"),
+            ("rtrs", "rtrs"),
+        ];
+        for (label, wanted) in shown {
+            assert_eq!(Subject::shown(label), wanted, "{label}");
+        }
     }
 
     #[test]

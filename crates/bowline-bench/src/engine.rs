@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 
 use crate::args::Options;
 use crate::cell::{Cell, Kind, Subject, Wait};
+use crate::doors::Doors;
 use crate::nodes;
 use crate::peers::Peers;
 use crate::plan::{Block, Entry};
 use crate::results::{Record, Results};
-use crate::run::{Launcher, Sample};
+use crate::run::{Launcher, Sample, until_quiet};
 use crate::turns;
 
 /// A run keeps to this time, by measuring disturbed cells only once and by leaving rounds out.
@@ -85,6 +86,7 @@ pub(crate) struct Engine<'a> {
     done: usize,
     total: usize,
     results: Results,
+    doors: Doors,
 }
 
 /// What a run gave.
@@ -114,6 +116,7 @@ impl<'a> Engine<'a> {
             done: 0,
             total: 0,
             results: Results::default(),
+            doors: Doors::new(options.disk),
         }
     }
 
@@ -223,7 +226,11 @@ impl<'a> Engine<'a> {
         }
     }
 
-    fn measure(&self, entry: &Entry) -> Result<Sample, String> {
+    fn measure(&mut self, entry: &Entry) -> Result<Sample, String> {
+        if entry.cell.kind.is_by_fio() {
+            let (tries, launcher, doors) = (self.tries(), self.launcher, &mut self.doors);
+            return until_quiet(tries, || doors.measure(launcher, &entry.cell));
+        }
         self.placed(entry.cell.clone(), |cell, program| {
             self.launcher.measure_quiet(cell, program, self.tries())
         })

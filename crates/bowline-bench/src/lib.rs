@@ -26,6 +26,7 @@ mod block_cells;
 mod bowline_cells;
 mod cell;
 mod costs;
+mod doors;
 mod engine;
 mod head;
 mod host_cells;
@@ -75,7 +76,7 @@ pub fn main(args: &[String]) -> i32 {
         "report" => page::main(rest),
         "net" => net::main(rest),
         name => {
-            let Some(suite) = Suite::parse(name) else {
+            let Some((suite, rest)) = Suite::from_command(name, rest) else {
                 eprintln!(
                     "bowline bench: unknown bench {name}; there are: rds, roce, rtrs, rnbd, net, \
                      report"
@@ -85,7 +86,7 @@ pub fn main(args: &[String]) -> i32 {
             if rest.iter().any(|word| word == "--help" || word == "-h") {
                 return help(suite.help());
             }
-            run_suite(suite, rest).unwrap_or_else(|why| {
+            run_suite(suite, &rest).unwrap_or_else(|why| {
                 eprintln!("bowline bench: {why}");
                 2
             })
@@ -131,10 +132,14 @@ fn sides(cell: &Cell) -> Option<Sides> {
 }
 
 fn find_peers(suite: Suite, options: &Options) -> Peers {
-    match &options.peers {
+    let mut peers = match &options.peers {
         PeerChoice::Auto => Peers::find(|s| suite.has_peer(s)),
         PeerChoice::List(list) => Peers::find(|s| list.contains(&s)),
+    };
+    if suite == Suite::Doors {
+        peers.add_doors();
     }
+    peers
 }
 
 fn run_suite(suite: Suite, args: &[String]) -> Result<i32, String> {
@@ -157,6 +162,11 @@ fn run_suite(suite: Suite, args: &[String]) -> Result<i32, String> {
         peers: Subject::ALL.into_iter().filter(|s| peers.has(*s)).collect(),
         nodes: nodes::free(),
     };
+    if suite == Suite::Doors && setting.peers.is_empty() {
+        println!("nothing can be measured:");
+        peer_notes(&peers).iter().for_each(|line| println!("{line}"));
+        return Ok(0);
+    }
     let blocks = plan::plan(suite, &options, &setting);
     if options.list {
         blocks.iter().for_each(|block| println!("{:18} {}", block.id, block.title));
@@ -171,12 +181,16 @@ fn run_suite(suite: Suite, args: &[String]) -> Result<i32, String> {
         Suite::Rds => conditions(&options, &setting),
         Suite::Roce => roce_conditions(&options, &setting),
         Suite::Rtrs | Suite::Rnbd => block_conditions(&options, &setting),
+        Suite::Doors => door_conditions(&options, &head.system_cc),
     };
     notes.extend(peer_notes(&peers));
     notes.iter().for_each(|line| println!("{line}"));
     let costs = costs::measure();
     print!("{}", report::costs_table(&costs));
 
+    if suite == Suite::Doors {
+        doors::keep_mounts();
+    }
     let launcher = run::Launcher::new()?;
     let engine = engine::Engine::new(&options, &launcher, &peers, &head.system_cc);
     let outcome = engine.run(&blocks);
@@ -194,7 +208,7 @@ fn run_suite(suite: Suite, args: &[String]) -> Result<i32, String> {
     print!("{}", report::legend(&blocks));
     outcome.notes.iter().for_each(|note| println!("  best way of {note}"));
     let missing = |label: &str| match Subject::from_label(label) {
-        Some(s) if s.is_peer() => peers.missing(s).map(str::to_owned),
+        Some(s) if s.is_peer() || s.is_door() => peers.missing(s).map(str::to_owned),
         _ => None,
     };
     if let Some(warning) = report::warning(&outcome.results) {
@@ -295,6 +309,16 @@ fn block_conditions(options: &Options, setting: &Setting) -> Vec<String> {
         format!("bowline: soft devices {rx} and {tx}, default settings but for the polling"),
         format!("bowline, requests larger than a default chunk: {}", block_cells::large_chunks()),
     ]
+}
+
+/// The settings of fio and of what shows it a disk.
+fn door_conditions(options: &Options, system_cc: &str) -> Vec<String> {
+    vec![format!(
+        "everybody: not bound to CPUs, default settings; TCP: {system_cc}; fio asks for {:?} at random \
+         places of a disk of {} in memory that was written before",
+        options.window,
+        plan::bytes(options.disk as usize),
+    )]
 }
 
 /// The settings everybody runs with.

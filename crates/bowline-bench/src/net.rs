@@ -26,6 +26,7 @@ use plan::NetCell;
 use scene::Scene;
 
 use crate::cell::Subject;
+use crate::doors;
 use crate::engine::Progress;
 use crate::head::Head;
 use crate::peers::Peers;
@@ -60,7 +61,11 @@ fn run(args: &[String]) -> Result<i32, String> {
         return Ok(0);
     }
     let head = Head::look();
-    let peers = Peers::find(|subject| subject == Subject::Nbdkit);
+    let mut peers = Peers::find(|subject| subject == Subject::Nbdkit);
+    if cells.iter().any(|cell| cell.work.is_by_fio()) {
+        peers.add_doors();
+        doors::keep_mounts();
+    }
     let mut notes = conditions(&options);
     notes.extend(crate::peer_notes(&peers));
     head.lines().iter().chain(&notes).for_each(|line| println!("{line}"));
@@ -112,8 +117,8 @@ fn measure_all(
     let launcher = Launcher::new()?;
     let (start, mut progress, mut records) = (Instant::now(), Progress::new(), Vec::new());
     let wanted = |cell: &NetCell| {
-        let rival = Some(cell.work.rival).filter(|s| *s != Subject::Nbdkit || peers.has(*s));
-        std::iter::once(cell.work.own).chain(rival)
+        let there = |s: &Subject| !(s.is_peer() || cell.work.is_by_fio()) || peers.has(*s);
+        [cell.work.own, cell.work.rival].into_iter().filter(there)
     };
     let total = cells.iter().flat_map(wanted).count() * options.rounds as usize;
     for round in 0..options.rounds {
@@ -160,7 +165,9 @@ fn judge_all(cells: &[NetCell], records: &[Record], peers: &Peers) -> Vec<Judged
         let why = error.map(|why| Verdict::Fail(why.clone()));
         for figure in judge::figures(cell, &pairs) {
             let mut judged = judge::judge(cell.name(), figure, why.clone());
-            if let (None, Some(missing)) = (judged.ratio, peers.missing(rival)) {
+            let missing = peers.missing(own).filter(|_| cell.work.is_by_fio());
+            let missing = missing.or_else(|| peers.missing(rival));
+            if let (None, Some(missing)) = (judged.ratio, missing) {
                 judged.verdict = Verdict::Skipped(missing.to_owned());
             }
             all.push(judged);

@@ -17,6 +17,7 @@ pub(crate) use rivals::private_dir;
 
 use crate::block_cells;
 use crate::cell::{Cell, Kind, Subject};
+use crate::doors;
 use crate::payload::{Checker, Loss, Maker};
 use crate::role::{Laps, Role, Sides, done, stopping};
 use crate::sys::{self, ZmqContext, ZmqKind, ZmqSocket, zmq_version};
@@ -52,7 +53,7 @@ pub(crate) struct Peers {
 }
 
 /// All libraries and servers that are looked for.
-pub(crate) const PEERS: [Subject; 8] = [
+pub(crate) const PEERS: [Subject; 9] = [
     Subject::Zmq,
     Subject::Nano,
     Subject::OfiNet,
@@ -60,6 +61,7 @@ pub(crate) const PEERS: [Subject; 8] = [
     Subject::Ucx,
     Subject::Nbdkit,
     Subject::QemuNbd,
+    Subject::Nbdfuse,
     Subject::Tgt,
 ];
 
@@ -79,6 +81,22 @@ impl Peers {
             peers.list.push((subject, found));
         }
         peers
+    }
+
+    /// Adds the doors of a disk, which fio uses, and takes away peers that fio does not reach.
+    pub(crate) fn add_doors(&mut self) {
+        for (subject, found) in &mut self.list {
+            if let Err(why) = doors::look(*subject) {
+                *found = Found::Missing { why };
+            }
+        }
+        for subject in doors::SUBJECTS.into_iter().filter(|subject| subject.is_door()) {
+            let found = match doors::look(subject) {
+                Ok(version) => Found::Inside { version },
+                Err(why) => Found::Missing { why },
+            };
+            self.list.push((subject, found));
+        }
     }
 
     /// This build leaves them out: each was compared and is on record.

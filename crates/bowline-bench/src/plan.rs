@@ -1,6 +1,7 @@
 //! Which cells there are, and who is measured in each.
 
 mod block;
+mod doors;
 mod host;
 mod rdma;
 mod roce;
@@ -30,6 +31,8 @@ pub(crate) enum Figure {
     Memory,
     /// Pauses while a path is lost.
     Pauses,
+    /// Requests per second and their times at the doors of a disk, by fio.
+    Doors,
 }
 
 /// One thing measured in a block.
@@ -65,7 +68,7 @@ pub(crate) struct Setting {
     pub(crate) bowline_cc: String,
     /// The system's default.
     pub(crate) system_cc: String,
-    /// Peers that can be run.
+    /// Peers that can be run, and doors of a disk that fio can use.
     pub(crate) peers: Vec<Subject>,
     /// Node addresses of receiver and sender.
     pub(crate) nodes: (Ipv4Addr, Ipv4Addr),
@@ -123,6 +126,7 @@ impl Builder<'_> {
             depth: 0,
             drop_one_in: 0,
             apart: false,
+            busy: 0,
         }
     }
 
@@ -319,6 +323,10 @@ pub(crate) fn plan(suite: Suite, options: &Options, setting: &Setting) -> Vec<Bl
             builder.block(suite);
             return builder.blocks;
         }
+        Suite::Doors => {
+            builder.doors_by_fio();
+            return builder.blocks;
+        }
     }
     if options.quick {
         [64, 8192, 1 << 20].into_iter().for_each(|size| builder.stream(size));
@@ -358,7 +366,7 @@ pub(crate) fn bytes(size: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::targets::{RDS, RNBD, ROCE, RTRS};
+    use crate::targets::{DOORS, RDS, RNBD, ROCE, RTRS};
 
     fn setting() -> Setting {
         Setting {
@@ -378,8 +386,13 @@ mod tests {
     #[test]
     fn every_target_finds_its_cell_and_its_anchors() {
         let all = Setting { peers: Subject::ALL.into_iter().collect(), ..setting() };
-        let suites =
-            [(Suite::Rds, RDS), (Suite::Roce, ROCE), (Suite::Rtrs, RTRS), (Suite::Rnbd, RNBD)];
+        let suites = [
+            (Suite::Rds, RDS),
+            (Suite::Roce, ROCE),
+            (Suite::Rtrs, RTRS),
+            (Suite::Rnbd, RNBD),
+            (Suite::Doors, DOORS),
+        ];
         for (suite, targets) in suites {
             for quick in ["", "--quick"] {
                 let blocks = plan(suite, &options(quick), &all);

@@ -90,7 +90,7 @@ impl Recorded {
             anchor_cc: String::new(),
             bowline_cc: String::new(),
             system_cc: self.head.system_cc.clone(),
-            peers: Subject::ALL.into_iter().filter(|s| s.is_peer()).collect(),
+            peers: Subject::ALL.into_iter().filter(|s| s.is_peer() || s.is_door()).collect(),
             nodes: nodes::free(),
         };
         let mut blocks = plan::plan(self.suite, &Options::defaults(), &setting);

@@ -4,10 +4,11 @@ use std::fmt::Write as _;
 
 use crate::cell::{Subject, Words};
 use crate::costs::{self, Cost};
+use crate::doors;
 use crate::head::Head;
 use crate::json::Json;
-use crate::plan::{Block, Figure};
-use crate::results::Results;
+use crate::plan::{Block, Entry, Figure};
+use crate::results::{Results, figure};
 use crate::run::Sample;
 use crate::stats::median;
 use crate::targets::{Against, Metric, Outcome, Verdict};
@@ -70,16 +71,20 @@ pub(crate) fn block_table(block: &Block, results: &Results) -> String {
         Figure::Latency => "        min        p50        p90        p99      p99.9   CPU/trip",
         Figure::Curve => "      msg/s   ns/msg send   receive",
         Figure::Memory => " bytes each        of",
+        Figure::Doors => {
+            "      req/s      MB/s        p50        p99   of nbdkit: rate   p99   processors a request"
+        }
         Figure::Pauses => "      req/s   longest pause   longest request   failed, of all rounds",
     };
-    let longest = block.entries.iter().map(|entry| entry.label.len()).max().unwrap_or(0);
+    let shown = |entry: &Entry| Subject::shown(&entry.label);
+    let longest = block.entries.iter().map(|entry| shown(entry).len()).max().unwrap_or(0);
     let wide = longest.max(NAMES);
     let _ = writeln!(out, "  {:wide$}{columns}", "");
     for entry in &block.entries {
         let samples = results.samples(&block.id, &entry.label);
         if samples.is_empty() {
             let why = results.error(&block.id, &entry.label).unwrap_or_default();
-            let _ = writeln!(out, "  {:wide$} failed: {why}", entry.label);
+            let _ = writeln!(out, "  {:wide$} failed: {why}", shown(entry));
             continue;
         }
         let row = match block.figure {
@@ -90,6 +95,9 @@ pub(crate) fn block_table(block: &Block, results: &Results) -> String {
                 format!(" {bytes:>10.0} {:>9}", entry.cell.flows)
             }
             Figure::Pauses => pauses_row(&samples),
+            Figure::Doors => door_row(&samples, |metric| {
+                results.ratio(&block.id, &entry.label, Subject::Nbdkit.name(), metric)
+            }),
         };
         let foreign = median(samples.iter().map(|s| s.foreign)).unwrap_or(0.0);
         let note = if samples.iter().any(|s| s.is_disturbed()) {
@@ -101,9 +109,38 @@ pub(crate) fn block_table(block: &Block, results: &Results) -> String {
             cc if cc.is_empty() => String::new(),
             cc => format!("  {cc}"),
         };
-        let _ = writeln!(out, "  {:wide$}{row}{cc}{note}", entry.label);
+        let _ = writeln!(out, "  {:wide$}{row}{cc}{note}", shown(entry));
     }
     out
+}
+
+/// What fio reached at a door, beside nbdkit, and what each process took of the processors for it.
+fn door_row(samples: &[&Sample], nbdkit_ratio: impl Fn(Metric) -> Option<f64>) -> String {
+    let mid = |metric| median(samples.iter().filter_map(|s| figure(s, metric))).unwrap_or(0.0);
+    let ratio = |metric| nbdkit_ratio(metric).map_or("-".to_owned(), |ratio| format!("{ratio:.2}"));
+    format!(
+        " {:>10} {:>9.1} {:>10} {:>10} {:>17} {:>5}   {}",
+        short(mid(Metric::Rate)),
+        mid(Metric::ByteRate) / 1e6,
+        time(mid(Metric::P50)),
+        time(mid(Metric::P99)),
+        ratio(Metric::Rate),
+        ratio(Metric::P99),
+        shares(samples),
+    )
+}
+
+/// Writes the processors' time of a request, process by process, and all of it.
+pub(crate) fn shares(samples: &[&Sample]) -> String {
+    let each: Vec<Vec<(&str, f64)>> = samples.iter().map(|sample| doors::shares(sample)).collect();
+    let names: Vec<&str> = each.first().into_iter().flatten().map(|(name, _)| *name).collect();
+    let of = |name: &str| {
+        let mut all = each.iter().flatten().filter(|(other, _)| *other == name).map(|of| of.1);
+        median(&mut all).unwrap_or(0.0) / 1e3
+    };
+    let parts: Vec<String> = names.iter().map(|name| format!("{name} {:.1}", of(name))).collect();
+    let sum: f64 = names.iter().map(|name| of(name)).sum();
+    format!("{} = {sum:.1} us", parts.join(" + "))
 }
 
 /// Pauses are those of the worst round.
@@ -301,9 +338,25 @@ pub(crate) fn warning(results: &Results) -> Option<String> {
     })
 }
 
+/// The legend of what fio has measured.
+const DOORS: &str = "
+Legend
+  NBD socket      of a mapped disk: fio -- `rnbd map --nbd` == `rnbd export --memory`
+  file by FUSE    of a mapped disk: fio (direct, libaio) -- `rnbd map --fuse` == the same
+    io_uring      the kernel hands its requests to `rnbd map` by io_uring
+  nbdkit          plugin memory over TCP: fio -- nbdkit
+  nbdfuse         fio (direct, libaio) -- nbdfuse -- nbdkit over TCP
+  qemu-nbd        a raw file in memory over TCP: fio -- qemu-nbd
+  processors      time of all processors that each process took for a request, in us
+";
+
 /// Says what the names in the tables mean.
 pub(crate) fn legend(blocks: &[Block]) -> String {
-    let used = |s: Subject| blocks.iter().flat_map(|b| &b.entries).any(|e| e.cell.subject == s);
+    let entries = || blocks.iter().flat_map(|b| &b.entries);
+    if entries().any(|e| e.cell.kind.is_by_fio()) {
+        return DOORS.to_owned();
+    }
+    let used = |s: Subject| entries().any(|e| e.cell.subject == s);
     let mut out = String::from("\nLegend\n");
     for (subject, text) in [
         (Subject::Bowline, "send_to and recv_from, one call per message"),
@@ -320,7 +373,7 @@ pub(crate) fn legend(blocks: &[Block]) -> String {
         (Subject::Roce, "write, read, send and so on: verbs between soft devices of two processes"),
         (Subject::Rtrs, "requests of a session, several a call; keys of chunks are refreshed"),
         (Subject::RtrsKept, "the same; clients keep the keys (always_invalidate off)"),
-        (Subject::Rnbd, "a mapped disk: an export of memory"),
+        (Subject::Rnbd, "a mapped disk, used through the library: an export of memory"),
         (
             Subject::DoorNbd,
             "the same through its NBD socket; the receiver has export and front end",
@@ -352,7 +405,7 @@ pub(crate) fn legend(blocks: &[Block]) -> String {
         (Subject::Ucx, "UCX active messages over tcp"),
     ] {
         if used(subject) {
-            let _ = writeln!(out, "  {:14} {text}", subject.name());
+            let _ = writeln!(out, "  {:14} {text}", Subject::shown(subject.name()));
         }
     }
     out

@@ -101,6 +101,20 @@ impl Results {
         median(self.samples(block, label).into_iter().filter_map(|s| figure(s, metric)))
     }
 
+    /// The median of the ratios of two entries in each round that has both; of the rounds that were
+    /// not disturbed, if there are some.
+    pub(crate) fn ratio(&self, block: &str, own: &str, other: &str, metric: Metric) -> Option<f64> {
+        let compare = |own: &Record| {
+            let mut others = self.of(block, other).filter(|other| other.round == own.round);
+            let (own, other) = (own.result.as_ref().ok()?, others.next()?.result.as_ref().ok()?);
+            let disturbed = own.is_disturbed() || other.is_disturbed();
+            Some((figure(own, metric)? / figure(other, metric)?, disturbed))
+        };
+        let rounds: Vec<(f64, bool)> = self.of(block, own).filter_map(compare).collect();
+        let good = || rounds.iter().filter(|(_, disturbed)| !disturbed).map(|(ratio, _)| *ratio);
+        median(good()).or_else(|| median(rounds.iter().map(|(ratio, _)| *ratio)))
+    }
+
     /// The ratio of each round that has both sides.
     pub(crate) fn rounds(&self, target: &Target) -> Vec<Round> {
         let mut by_round: BTreeMap<u32, Vec<&Record>> = BTreeMap::new();
@@ -268,6 +282,25 @@ mod tests {
         let round = Results { records: vec![anchor, write] }.rounds(&ROCE[0])[0];
         assert!((round.ratio - 2.56).abs() < 1e-9, "{round:?}");
         assert!(round.cpu.is_some_and(|cpu| (cpu - 1.0 / 256.0).abs() < 1e-9), "{round:?}");
+    }
+
+    #[test]
+    fn entries_are_compared_within_a_round_and_disturbed_rounds_left_out() {
+        let round = |round, own, other, foreign| {
+            [("door-nbd", own), ("nbdkit", other)]
+                .map(|(label, rate)| Record { round, ..record(label, rate, foreign) })
+        };
+        // The other is three times as fast in the second round, and so is what is compared with it.
+        let [a, b, c] = [round(0, 50, 100, 0.0), round(1, 150, 300, 0.1), round(2, 9, 10, 0.5)];
+        let lonely = Record { round: 3, ..record("door-nbd", 700, 0.0) };
+        let mut results = Results { records: [a, b, c].concat() };
+        results.records.push(lonely);
+        let ratio =
+            |results: &Results, metric| results.ratio("stream/64", "door-nbd", "nbdkit", metric);
+        assert_eq!(ratio(&results, Metric::Rate), Some(0.5));
+        assert_eq!(ratio(&results, Metric::P99), None, "no times were taken");
+        results.records.retain(|record| record.round == 2);
+        assert_eq!(ratio(&results, Metric::Rate), Some(0.9), "there is no better round");
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::net::{Ipv4Addr, UdpSocket};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -98,7 +99,8 @@ impl Usage {
             Interrupts::Charged => stat.busy + stat.interrupts,
             Interrupts::Apart => stat.busy,
         };
-        let own = (own + sys::own_cpu_ns()) as f64 / 1e9;
+        // Programs that were started for the measurement alone have ended when it is over.
+        let own = (own + sys::own_cpu_ns() + sys::children_cpu_ns()) as f64 / 1e9;
         Self { at: Instant::now(), busy, steal: stat.steal, own }
     }
 
@@ -390,19 +392,7 @@ impl Launcher {
         program: Option<&std::path::Path>,
         tries: u32,
     ) -> Result<Sample, String> {
-        let mut best: Option<Sample> = None;
-        for n in 1..=tries.max(1) {
-            let mut sample = self.measure(cell, program)?;
-            sample.tries = n;
-            let quiet = !sample.is_disturbed();
-            if best.as_ref().is_none_or(|b| sample.foreign <= b.foreign) {
-                best = Some(sample);
-            }
-            if quiet {
-                break;
-            }
-        }
-        best.map(|best| Sample { tries: best.tries.max(1), ..best }).ok_or("not measured".into())
+        until_quiet(tries, || self.measure(cell, program))
     }
 
     /// Waits until other processes use little of the machine, at most `at_most`.
@@ -543,6 +533,44 @@ impl Run {
         }
         found
     }
+}
+
+/// Measures up to `tries` times, until the machine is quiet enough.
+pub(crate) fn until_quiet(
+    tries: u32,
+    mut measure: impl FnMut() -> Result<Sample, String>,
+) -> Result<Sample, String> {
+    let mut best: Option<Sample> = None;
+    for n in 1..=tries.max(1) {
+        let mut sample = measure()?;
+        sample.tries = n;
+        let quiet = !sample.is_disturbed();
+        if best.as_ref().is_none_or(|b| sample.foreign <= b.foreign) {
+            best = Some(sample);
+        }
+        if quiet {
+            break;
+        }
+    }
+    best.map(|best| Sample { tries: best.tries.max(1), ..best }).ok_or("not measured".into())
+}
+
+/// Does something while loops that never sleep keep that many processors busy.
+pub(crate) fn busily<T>(loops: usize, act: impl FnOnce() -> T) -> T {
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..loops {
+            scope.spawn(|| {
+                // Nothing else is published by it.
+                while !over.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+        }
+        let result = act();
+        over.store(true, Ordering::Relaxed);
+        result
+    })
 }
 
 const fn side_name(side: Side) -> &'static str {

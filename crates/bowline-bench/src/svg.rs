@@ -62,6 +62,11 @@ pub(crate) fn page(
     y = section(&mut c, y, "Requests", what, &requests, |c, b, x, y, w| {
         bars::panel(c, b, results, (x, y, w))
     });
+    let doors: Vec<&Block> = of(Figure::Doors).collect();
+    let what = "fio on what other programs see of a disk";
+    y = section(&mut c, y, "Doors", what, &doors, |c, b, x, y, w| {
+        bars::panel(c, b, results, (x, y, w))
+    });
     let lossy = shared.iter().all(|b| b.id.starts_with("loss"));
     let (name, what) = match lossy {
         true => ("Loss", "packets thrown away by their receivers"),

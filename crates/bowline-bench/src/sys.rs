@@ -18,7 +18,7 @@ use std::io;
 use std::mem;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
-use std::process::Command;
+use std::process::{Child, Command};
 use std::ptr;
 use std::sync::atomic::AtomicU32;
 
@@ -64,7 +64,6 @@ pub(crate) fn cpu_ns(pid: u32) -> Option<u64> {
 }
 
 /// Returns the CPU time, in nanoseconds, of those children of this process that it has seen end.
-#[cfg(feature = "rivals")]
 pub(crate) fn children_cpu_ns() -> u64 {
     // SAFETY: all zero is a valid rusage.
     let mut used: libc::rusage = unsafe { mem::zeroed() };
@@ -147,6 +146,20 @@ pub(crate) fn end_with_this_thread(command: &mut Command) {
     };
     // SAFETY: between fork and exec `ask` makes one system call and neither allocates nor locks.
     unsafe { command.pre_exec(ask) };
+}
+
+/// Asks a process to end, as the end of a terminal or a service manager does.
+pub(crate) fn ask_to_end(child: &mut Child) {
+    // The number of one that has ended, and was waited for, may be another's by now.
+    let (Ok(None), Ok(pid)) = (child.try_wait(), libc::pid_t::try_from(child.id())) else { return };
+    // SAFETY: plain integers. Nobody has waited for the child, so the number is still its own.
+    unsafe { libc::kill(pid, libc::SIGTERM) };
+}
+
+/// Says whether this process is root's.
+pub(crate) fn is_root() -> bool {
+    // SAFETY: geteuid takes nothing and cannot fail.
+    unsafe { libc::geteuid() == 0 }
 }
 
 /// A process, and never another that has got its number later.

@@ -280,6 +280,27 @@ pub(crate) const RNBD: &[Target] = &[
     target("N4", "write 4 KiB, file, one CPU, p99", "door-write/4096", &["door-fuse-one-cpu"], Metric::P99, ONE_CPU, (4.0, 2.0)),
 ];
 
+/// Doors of a mapped disk, one of them each.
+const NBD_SOCKET: Labels = &["door-nbd"];
+const FILE: Labels = &["door-fuse"];
+
+/// Targets of the doors of a disk.
+#[rustfmt::skip]
+pub(crate) const DOORS: &[Target] = &[
+    target("N5", "NBD socket, read 4 KiB, depth 1", "doors/read/4096x1", NBD_SOCKET, Metric::Rate, NBDKIT, (0.7, 1.0)),
+    target("N5", "NBD socket, write 4 KiB, depth 1", "doors/write/4096x1", NBD_SOCKET, Metric::Rate, NBDKIT, (0.7, 1.0)),
+    target("N5", "NBD socket, read 4 KiB, depth 32", "doors/read/4096x32", NBD_SOCKET, Metric::Rate, NBDKIT, (1.2, 1.5)),
+    target("N5", "NBD socket, write 4 KiB, depth 32", "doors/write/4096x32", NBD_SOCKET, Metric::Rate, NBDKIT, (1.0, 1.2)),
+    target("N5", "NBD socket, read 128 KiB, depth 16", "doors/read/131072x16", NBD_SOCKET, Metric::Rate, NBDKIT, (0.9, 1.0)),
+    target("N5", "NBD socket, write 128 KiB, depth 16", "doors/write/131072x16", NBD_SOCKET, Metric::Rate, NBDKIT, (0.65, 0.8)),
+    target("N6", "file, read 4 KiB, depth 1", "doors/read/4096x1", FILE, Metric::Rate, NBDKIT, (0.8, 1.0)),
+    target("N6", "file, write 4 KiB, depth 1", "doors/write/4096x1", FILE, Metric::Rate, NBDKIT, (0.8, 1.0)),
+    target("N6", "file, read 4 KiB, depth 32", "doors/read/4096x32", FILE, Metric::Rate, NBDKIT, (0.9, 1.1)),
+    target("N6", "file, write 4 KiB, depth 32", "doors/write/4096x32", FILE, Metric::Rate, NBDKIT, (0.9, 1.1)),
+    target("N6", "file, read 128 KiB, depth 16", "doors/read/131072x16", FILE, Metric::Rate, NBDKIT, (0.8, 1.0)),
+    target("N6", "file, write 128 KiB, depth 16", "doors/write/131072x16", FILE, Metric::Rate, NBDKIT, (0.8, 1.0)),
+];
+
 /// The targets of a suite.
 pub(crate) const fn of(suite: Suite) -> &'static [Target] {
     match suite {
@@ -287,6 +308,7 @@ pub(crate) const fn of(suite: Suite) -> &'static [Target] {
         Suite::Roce => ROCE,
         Suite::Rtrs => RTRS,
         Suite::Rnbd => RNBD,
+        Suite::Doors => DOORS,
     }
 }
 
@@ -364,7 +386,8 @@ pub(crate) fn judge(
         .map(|&target| {
             let rounds = results.rounds(&target);
             let error = target.own.iter().find_map(|label| results.error(target.block, label));
-            let absent = target.rivals().filter_map(|label| missing(label)).next();
+            let needed = target.rivals().chain(target.own);
+            let absent = needed.filter_map(|label| missing(label)).next();
             let ceiling = target.ceiling_target().map(|t| results.rounds(&t)).unwrap_or_default();
             let good = ceiling.iter().filter(|r| !r.disturbed);
             let ceiling = crate::stats::median(good.map(|r| r.ratio));

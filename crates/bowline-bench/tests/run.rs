@@ -56,6 +56,19 @@ fn without_the_library_the_command_that_builds_it_is_named() {
 }
 
 #[test]
+fn without_fio_no_door_is_measured_and_its_package_is_named() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_bowline-bench"));
+    let out =
+        command.args(["rnbd", "--doors"]).env("PATH", "/nowhere").output().expect("it starts");
+    let said = text(&out.stdout);
+    assert_eq!(out.status.code(), Some(0), "{said}{}", text(&out.stderr));
+    for peer in ["door-nbd", "door-fuse", "door-fuse-ring", "nbdkit", "nbdfuse", "qemu-nbd"] {
+        let line = format!("peer {peer}: skipped, fio is not installed; apt-get install fio");
+        assert!(said.lines().any(|other| other == line), "no {line:?} in {said}");
+    }
+}
+
+#[test]
 fn verbs_and_their_anchors_are_measured_without_an_error() {
     let _alone = MEASURING.lock().unwrap_or_else(PoisonError::into_inner);
     let words = "roce --quick --secs 0.05 --json -";

@@ -13,6 +13,7 @@ pub(crate) fn version(subject: Subject) -> (Result<String, String>, &'static str
     match subject {
         Subject::Nbdkit => (asked("nbdkit", "--version"), "nbdkit"),
         Subject::QemuNbd => (asked("qemu-nbd", "--version"), "qemu-utils"),
+        Subject::Nbdfuse => (asked("nbdfuse", "--version"), "libnbd-bin"),
         // iscsi-perf has no option that tells its version.
         _ => (
             asked("tgtd", "--version")
@@ -60,7 +61,7 @@ pub(super) fn start_with_socket(
 }
 
 /// Starts a server with a socket that listens already.
-pub(super) fn start_on(program: &str, args: &[&str], socket: OwnedFd) -> Result<Child, String> {
+pub(crate) fn start_on(program: &str, args: &[&str], socket: OwnedFd) -> Result<Child, String> {
     // A shell prints its process number and becomes the server: nothing else knows that number.
     const BECOME: &str = "exec 3<&0 </dev/null; LISTEN_FDS=1 LISTEN_PID=$$ exec \"$0\" \"$@\"";
     let mut command = Command::new("sh");

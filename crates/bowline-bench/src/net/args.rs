@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bowline_roce::Congestion;
 
-use super::plan::{Beside, CLIENTS, LINKS, MTUS, USUAL_LINK, WORKS};
+use super::plan::{Beside, CLIENTS, LINKS, MTUS, USUAL_LINK, WORKS, Work};
 use crate::args::{bad, each_option, number, seconds};
 
 /// Help text.
@@ -28,9 +28,11 @@ when it ends, however it ends. Without root every cell is skipped. Nothing outsi
   --mtu LIST          some of 1500, 9000 (default 1500)
   --clients LIST      some of 1, 2, 4 (default 1)
   --beside LIST       load during the measurement, some of nothing, tcp, busy (default: all of them for
-                      writes of 4 KiB, tcp for RDMA WRITE of 1 MiB)
+                      writes of 4 KiB, tcp for RDMA WRITE of 1 MiB, nothing and busy for fio); busy
+                      are two loops that never sleep, beside fio four
   --only WORK[,WORK]  only what begins so: rdma-write, rdma-read, rnbd-write, rnbd-read, rds; or in
-                      full: rnbd-write/4096x32
+                      full: rnbd-write/4096x32. Only when they are named: door-nbd and door-fuse, fio on
+                      the NBD socket and on the file of a mapped disk, needs fio
   --cc NAME           congestion control of TCP, nbdkit and RDS (default cubic)
   --congestion HOW    what limits the packets of RDMA and RNBD in flight: auto, delay, fixed:PACKETS
                       or, for comparison, cubic, swift (default auto)
@@ -38,7 +40,8 @@ when it ends, however it ends. Without root every cell is skipped. Nothing outsi
   --list              print the names of the cells and end
 
 What is measured in turn in a round, everybody for a window of its own in a network of its own:
-RDMA and RDS beside bare TCP, RNBD disks beside nbdkit (skipped where it is not installed).
+RDMA and RDS beside bare TCP, RNBD disks (the library's figures) and fio on doors of disks beside nbdkit
+(skipped where it is not installed).
 
 Exit status: 0 every figure that must be reached is, 1 one is not, 3 some could not be decided,
 2 the command line or the machine is not right.
@@ -127,7 +130,7 @@ impl Options {
             }
             Ok(())
         })?;
-        match WORKS.iter().any(|work| options.wants(work.name)) {
+        match WORKS.iter().any(|work| options.wants(work)) {
             true => Ok(options),
             false => {
                 let works = WORKS.map(|work| work.name).join(", ");
@@ -136,9 +139,10 @@ impl Options {
         }
     }
 
-    /// Says whether a work of this name is to be measured.
-    pub(crate) fn wants(&self, work: &str) -> bool {
-        self.only.is_empty() || self.only.iter().any(|only| work.starts_with(only.as_str()))
+    /// Says whether a work is to be measured. What fio does takes long and is asked for by name.
+    pub(crate) fn wants(&self, work: &Work) -> bool {
+        let named = || self.only.iter().any(|only| work.name.starts_with(only.as_str()));
+        if self.only.is_empty() { !work.is_by_fio() } else { named() }
     }
 
     /// Says whether everything is asked for.

@@ -1,16 +1,13 @@
 //! One measurement: clients and a server in a scene of their own, all for the same window.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
 
 use super::args::Options;
 use super::plan::{Beside, NetCell};
 use super::scene::{Ports, Scene};
 use crate::cell::{Cell, Subject};
-use crate::run::{FOREIGN_LIMIT, Launcher, RESULT_LIMIT, Run, Sample};
-
-/// Busy loops that run beside a cell.
-const LOOPS: usize = 2;
+use crate::doors::{self, DISK_APART, Door, Load, Place};
+use crate::run::{FOREIGN_LIMIT, Launcher, RESULT_LIMIT, Run, Sample, busily};
 
 /// What was measured.
 #[derive(Clone, Debug)]
@@ -74,22 +71,71 @@ pub(crate) fn measure(
     options: &Options,
 ) -> Result<Measured, String> {
     let scene = Scene::build(cell.link, cell.mtu, cell.clients)?;
+    if cell.work.is_by_fio() {
+        return by_fio(launcher, &scene, cell, subject, options);
+    }
     let start = |cell: &Cell, rx, tx| launcher.start_in(cell, None, Some([rx, tx]));
     let mut runs = Vec::new();
     for (n, client) in scene.clients.iter().enumerate() {
-        runs.push(start(&cell.of_client(subject, n, options), &scene.server, client)?);
+        runs.push(start(&cell.client_cell(subject, n, options), &scene.server, client)?);
     }
-    if let (Beside::Tcp, Some(client)) = (cell.beside, scene.clients.first()) {
-        let (rx, tx) = match cell.work.comes_back() {
-            true => (client, &scene.server),
-            false => (&scene.server, client),
-        };
-        runs.push(start(&cell.of_flow(options), rx, tx)?);
-    }
-    let loops = if cell.beside == Beside::Busy { LOOPS } else { 0 };
+    runs.extend(flow(launcher, &scene, cell, options)?);
+    let loops = cell.loops();
     let (mut samples, ports, foreign) = busily(loops, || watch(launcher, &scene, runs, options))?;
     let flow = if samples.len() > cell.clients { samples.pop() } else { None };
     Ok(Measured { clients: samples, flow, ports, foreign })
+}
+
+/// The same where fio asks: each client has a disk of its own, and its own way to it.
+fn by_fio(
+    launcher: &Launcher,
+    scene: &Scene,
+    cell: &NetCell,
+    subject: Subject,
+    options: &Options,
+) -> Result<Measured, String> {
+    scene.choose(&options.cc)?;
+    let open = |(n, client)| {
+        let networks = Some([&scene.server, client]);
+        let place = Place { networks, addresses: Scene::addresses(n), bytes: DISK_APART };
+        Door::open(subject, place)
+    };
+    let doors = scene.clients.iter().enumerate().map(open).collect::<Result<Vec<_>, _>>()?;
+    let load = Load::of(&cell.client_cell(subject, 0, options));
+    let mut flow = flow(launcher, scene, cell, options)?;
+    busily(cell.loops(), || {
+        // Its window begins after the warm-up, too.
+        flow.iter_mut().for_each(Run::go);
+        doors::measure(&doors, &Load { window: Some(options.warm), ..load })?;
+        let servers = doors.iter().flat_map(Door::pids);
+        let pids = servers.chain(flow.iter().flat_map(|run| run.pids.clone())).collect();
+        let watch = launcher.watch_programs(pids);
+        let before = scene.ports()?;
+        let clients = doors::measure(&doors, &load)?;
+        let (ports, foreign) = (scene.ports()?.since(before), watch.foreign());
+        let flow = flow.map(|mut run| {
+            let words = run.wait_counting("result", options.window + RESULT_LIMIT)?;
+            run.finish(words, foreign)
+        });
+        Ok(Measured { clients, flow: flow.transpose()?, ports, foreign })
+    })
+}
+
+/// Starts the TCP flow beside a cell, if there is one.
+fn flow(
+    launcher: &Launcher,
+    scene: &Scene,
+    cell: &NetCell,
+    options: &Options,
+) -> Result<Option<Run>, String> {
+    let (Beside::Tcp, Some(client)) = (cell.beside, scene.clients.first()) else {
+        return Ok(None);
+    };
+    let (rx, tx) = match cell.work.comes_back() {
+        true => (client, &scene.server),
+        false => (&scene.server, client),
+    };
+    launcher.start_in(&cell.flow_cell(options), None, Some([rx, tx])).map(Some)
 }
 
 /// Lets all runs go at once, and waits for what they count.
@@ -113,24 +159,6 @@ fn watch(
     let samples = runs.into_iter().zip(counted);
     let samples = samples.map(|(run, words)| run.finish(words, foreign)).collect::<Result<_, _>>();
     Ok((samples?, ports, foreign))
-}
-
-/// Does something while loops keep that many processors busy.
-fn busily<T>(loops: usize, act: impl FnOnce() -> T) -> T {
-    let over = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        for _ in 0..loops {
-            scope.spawn(|| {
-                // Nothing else is published by it.
-                while !over.load(Ordering::Relaxed) {
-                    std::hint::spin_loop();
-                }
-            });
-        }
-        let result = act();
-        over.store(true, Ordering::Relaxed);
-        result
-    })
 }
 
 #[cfg(test)]

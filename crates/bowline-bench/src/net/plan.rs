@@ -45,31 +45,39 @@ pub(crate) struct Work {
     pub(crate) own: Subject,
     pub(crate) rival: Subject,
     /// What else is measured unless asked otherwise: a TCP flow beside it, busy loops beside it.
-    usual: &'static [Beside],
+    beside: &'static [Beside],
 }
 
 const fn rdma(name: &'static str, kind: Kind, size: usize, depth: usize) -> Work {
     let (own, rival) = (Subject::Roce, Subject::Tcpz);
-    Work { name, kind, size, depth, own, rival, usual: &[Beside::Nothing] }
+    Work { name, kind, size, depth, own, rival, beside: &[Beside::Nothing] }
 }
 
 const fn disk(name: &'static str, kind: Kind, size: usize, depth: usize) -> Work {
     let (own, rival) = (Subject::Rnbd, Subject::Nbdkit);
-    Work { name, kind, size, depth, own, rival, usual: &[Beside::Nothing] }
+    Work { name, kind, size, depth, own, rival, beside: &[Beside::Nothing] }
 }
+
+/// fio on what other programs see of a mapped disk, beside the same fio on nbdkit.
+const fn door(name: &'static str, kind: Kind, size: usize, depth: usize, own: Subject) -> Work {
+    Work { own, beside: &[Beside::Nothing, Beside::Busy], ..disk(name, kind, size, depth) }
+}
+
+const SOCKET: Subject = Subject::DoorNbd;
+const FILE: Subject = Subject::DoorFuse;
 
 const WITH_TCP: &[Beside] = &[Beside::Nothing, Beside::Tcp];
 const WITH_ALL: &[Beside] = &Beside::ALL;
 
 /// All works.
-pub(crate) const WORKS: [Work; 11] = [
-    Work { usual: WITH_TCP, ..rdma("rdma-write/1048576", Kind::Write, 1 << 20, 4) },
+pub(crate) const WORKS: [Work; 23] = [
+    Work { beside: WITH_TCP, ..rdma("rdma-write/1048576", Kind::Write, 1 << 20, 4) },
     rdma("rdma-read/1048576", Kind::Read, 1 << 20, 4),
     rdma("rdma-write/4096", Kind::Write, 4096, 16),
     rdma("rdma-read/4096", Kind::Read, 4096, 16),
     disk("rnbd-write/131072x16", Kind::IoWrite, 128 << 10, 16),
     disk("rnbd-read/131072x16", Kind::IoRead, 128 << 10, 16),
-    Work { usual: WITH_ALL, ..disk("rnbd-write/4096x32", Kind::IoWrite, 4096, 32) },
+    Work { beside: WITH_ALL, ..disk("rnbd-write/4096x32", Kind::IoWrite, 4096, 32) },
     disk("rnbd-read/4096x32", Kind::IoRead, 4096, 32),
     disk("rnbd-write/4096x1", Kind::IoWrite, 4096, 1),
     disk("rnbd-read/4096x1", Kind::IoRead, 4096, 1),
@@ -80,19 +88,36 @@ pub(crate) const WORKS: [Work; 11] = [
         depth: 0,
         own: Subject::Bowline,
         rival: Subject::Tcpz,
-        usual: &[Beside::Nothing],
+        beside: &[Beside::Nothing],
     },
+    door("door-nbd-read/4096x1", Kind::FioRead, 4096, 1, SOCKET),
+    door("door-nbd-write/4096x1", Kind::FioWrite, 4096, 1, SOCKET),
+    door("door-nbd-read/4096x32", Kind::FioRead, 4096, 32, SOCKET),
+    door("door-nbd-write/4096x32", Kind::FioWrite, 4096, 32, SOCKET),
+    door("door-nbd-read/131072x16", Kind::FioRead, 128 << 10, 16, SOCKET),
+    door("door-nbd-write/131072x16", Kind::FioWrite, 128 << 10, 16, SOCKET),
+    door("door-fuse-read/4096x1", Kind::FioRead, 4096, 1, FILE),
+    door("door-fuse-write/4096x1", Kind::FioWrite, 4096, 1, FILE),
+    door("door-fuse-read/4096x32", Kind::FioRead, 4096, 32, FILE),
+    door("door-fuse-write/4096x32", Kind::FioWrite, 4096, 32, FILE),
+    door("door-fuse-read/131072x16", Kind::FioRead, 128 << 10, 16, FILE),
+    door("door-fuse-write/131072x16", Kind::FioWrite, 128 << 10, 16, FILE),
 ];
 
 impl Work {
     /// Says whether a disk is read or written.
     pub(crate) const fn is_of_disk(&self) -> bool {
-        matches!(self.own, Subject::Rnbd)
+        self.own.is_rnbd()
+    }
+
+    /// Says whether fio reads or writes a disk as other programs see it.
+    pub(crate) const fn is_by_fio(&self) -> bool {
+        self.kind.is_by_fio()
     }
 
     /// Says whether data go from the server to the clients; all others meet at the server's port.
     pub(crate) fn comes_back(&self) -> bool {
-        self.kind == Kind::IoRead
+        matches!(self.kind, Kind::IoRead | Kind::FioRead)
     }
 
     /// Says what is done, for people.
@@ -103,6 +128,11 @@ impl Work {
             Kind::Read => format!("RDMA READ of {size} by the server, {} outstanding", self.depth),
             Kind::IoWrite => format!("RNBD write of {size}, {} outstanding", self.depth),
             Kind::IoRead => format!("RNBD read of {size}, {} outstanding", self.depth),
+            Kind::FioRead | Kind::FioWrite => {
+                let how = if self.kind == Kind::FioRead { "reads" } else { "writes" };
+                let door = Subject::shown(self.own.name());
+                format!("fio: random {how} of {size}, {} outstanding, {door}", self.depth)
+            }
             _ => format!("RDS messages of {size}"),
         }
     }
@@ -114,7 +144,7 @@ pub(crate) enum Beside {
     Nothing,
     /// A bare TCP flow from the first client to the server, or back where the data come back.
     Tcp,
-    /// Two loops that never sleep.
+    /// Loops that never sleep: two, or four where fio asks.
     Busy,
 }
 
@@ -157,8 +187,17 @@ impl NetCell {
         self.link.bytes_per_second() * ports as f64
     }
 
+    /// Busy loops that run beside it.
+    pub(crate) fn loops(&self) -> usize {
+        match self.beside {
+            Beside::Busy if self.work.is_by_fio() => 4,
+            Beside::Busy => 2,
+            _ => 0,
+        }
+    }
+
     /// What one client measures, with the server process that is there for it.
-    pub(crate) fn of_client(&self, subject: Subject, client: usize, options: &Options) -> Cell {
+    pub(crate) fn client_cell(&self, subject: Subject, client: usize, options: &Options) -> Cell {
         let work = self.work;
         let mtu = if self.mtu < 4200 { 1024 } else { 4096 };
         let kind = if subject == Subject::Tcpz { Kind::Stream } else { work.kind };
@@ -166,7 +205,7 @@ impl NetCell {
     }
 
     /// The TCP flow beside it.
-    pub(crate) fn of_flow(&self, options: &Options) -> Cell {
+    pub(crate) fn flow_cell(&self, options: &Options) -> Cell {
         let (server, client) = Scene::addresses(0);
         let nodes = if self.work.comes_back() { (client, server) } else { (server, client) };
         self.cell(Subject::Tcpz, Kind::Stream, 64 << 10, nodes, 0, options)
@@ -202,6 +241,7 @@ impl NetCell {
             depth: self.work.depth,
             drop_one_in: 0,
             apart: true,
+            busy: self.loops(),
         }
     }
 }
@@ -212,11 +252,12 @@ pub(crate) fn plan(options: &Options) -> Vec<NetCell> {
     for link in LINKS.iter().filter(|link| options.links.contains(&link.name)) {
         for &mtu in &options.mtus {
             for &clients in &options.clients {
-                for work in WORKS.iter().filter(|work| options.wants(work.name)) {
+                for work in WORKS.iter().filter(|work| options.wants(work)) {
                     let beside = match &options.beside {
                         Some(chosen) => chosen,
-                        None if options.is_full() && work.usual != WITH_ALL => WITH_TCP,
-                        None => work.usual,
+                        None if work.is_by_fio() => work.beside,
+                        None if options.is_full() && work.beside != WITH_ALL => WITH_TCP,
+                        None => work.beside,
                     };
                     cells.extend(beside.iter().map(|&beside| NetCell {
                         link,
@@ -258,18 +299,26 @@ mod tests {
     }
 
     #[test]
+    fn doors_are_measured_when_they_are_asked_for() {
+        let some = names("--only door --clients 1,4 --link 200m-128k");
+        assert_eq!(some.len(), 2 * 12 * 2, "{some:?}");
+        assert_eq!(some[0], "200m-128k/1500/1/door-nbd-read/4096x1");
+        assert!(some.contains(&"200m-128k/1500/4/door-fuse-write/131072x16+busy".to_owned()));
+    }
+
+    #[test]
     fn sides_reach_each_other_by_their_addresses() {
         let options = Options::parse(&[]).unwrap();
         let find = |name: &str| WORKS.iter().find(|work| work.name == name).unwrap();
         let cell =
             |work| NetCell { link: &LINKS[0], mtu: 9000, clients: 2, work, beside: Beside::Tcp };
         let write = cell(find("rnbd-write/4096x1"));
-        let one = write.of_client(Subject::Rnbd, 1, &options);
+        let one = write.client_cell(Subject::Rnbd, 1, &options);
         assert_eq!(one.nodes, ([10, 90, 0, 3].into(), [10, 90, 2, 2].into()));
         assert_eq!((one.mtu, one.depth, one.apart), (4096, 1, true));
-        assert_eq!(write.of_flow(&options).nodes.0, std::net::Ipv4Addr::from([10, 90, 0, 2]));
+        assert_eq!(write.flow_cell(&options).nodes.0, std::net::Ipv4Addr::from([10, 90, 0, 2]));
         let read = cell(find("rnbd-read/4096x1"));
-        assert_eq!(read.of_flow(&options).nodes.0, std::net::Ipv4Addr::from([10, 90, 1, 2]));
+        assert_eq!(read.flow_cell(&options).nodes.0, std::net::Ipv4Addr::from([10, 90, 1, 2]));
         assert!((read.capacity() - 50e6).abs() < 1.0 && (write.capacity() - 25e6).abs() < 1.0);
     }
 }

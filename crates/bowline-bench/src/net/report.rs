@@ -10,7 +10,7 @@ use crate::cell::Subject;
 use crate::head::Head;
 use crate::json::Json;
 use crate::plan::bytes;
-use crate::report::{short, time};
+use crate::report::{shares, short, time};
 use crate::run::Sample;
 use crate::stats::median;
 use crate::targets::Verdict;
@@ -29,7 +29,7 @@ pub(crate) fn tables(cells: &[NetCell], records: &[Record]) -> String {
         if title != last {
             let _ = writeln!(
                 out,
-                "\n{title}\n  {:26}{:13}{:>9}{:>9}{:>10}{:>10}{:>10}{:>10}{:>10}{:>10}",
+                "\n{title}\n  {:32}{:14}{:>9}{:>9}{:>11}{:>11}{:>11}{:>10}{:>10}{:>10}",
                 "", "", "MB/s", "of link", "p50", "p99", "pause", "fairness", "TCP MB/s", "dropped"
             );
             last = title;
@@ -37,8 +37,32 @@ pub(crate) fn tables(cells: &[NetCell], records: &[Record]) -> String {
         for subject in [cell.work.own, cell.work.rival] {
             row(&mut out, cell, subject, records, at);
         }
+        if cell.work.is_by_fio() {
+            let ratio = |f: &dyn Fn(&Measured) -> Option<f64>| {
+                ratio(cell, records, at, f).map_or("-".to_owned(), |ratio| format!("{ratio:.2}"))
+            };
+            let p99 = |m: &Measured| m.latency(Percentile::Hundredth);
+            let (rate, p99) = (ratio(&|m| Some(m.rate())), ratio(&p99));
+            let _ = writeln!(out, "  {:32}of nbdkit: rate {rate}, p99 {p99}", "");
+        }
     }
     out
+}
+
+/// The median of bowline's figure divided by its rival's in each round.
+fn ratio(
+    cell: &NetCell,
+    records: &[Record],
+    at: usize,
+    figure: &dyn Fn(&Measured) -> Option<f64>,
+) -> Option<f64> {
+    let of = |subject, round| {
+        let mut all = records.iter().filter(|r| r.cell == at && r.subject == subject);
+        all.find(|r| r.round == round).and_then(|r| figure(r.result.as_ref().ok()?))
+    };
+    let rounds = records.iter().map(|r| r.round).max().map_or(0, |last| last + 1);
+    let (own, rival) = (cell.work.own, cell.work.rival);
+    median((0..rounds).filter_map(|round| Some(of(own, round)? / of(rival, round)?)))
 }
 
 fn row(out: &mut String, cell: &NetCell, subject: Subject, records: &[Record], at: usize) {
@@ -48,7 +72,8 @@ fn row(out: &mut String, cell: &NetCell, subject: Subject, records: &[Record], a
         Beside::Nothing => String::new(),
         other => format!("+{}", other.name()),
     };
-    let _ = write!(out, "  {:26}{:13}", format!("{}{beside}", cell.work.name), subject.name());
+    let name = format!("{}{beside}", cell.work.name);
+    let _ = write!(out, "  {name:32}{:14}", Subject::shown(subject.name()));
     if good.is_empty() {
         let why = of().find_map(|r| r.result.as_ref().err()).map_or("not measured", |why| why);
         let _ = writeln!(out, " failed: {why}");
@@ -63,7 +88,7 @@ fn row(out: &mut String, cell: &NetCell, subject: Subject, records: &[Record], a
     let rate = mid(&|m| Some(m.rate()));
     let _ = writeln!(
         out,
-        "{:>9}{:>9}{:>10}{:>10}{:>10}{:>10}{:>10}{:>10}{}",
+        "{:>9}{:>9}{:>11}{:>11}{:>11}{:>10}{:>10}{:>10}{}{}",
         text(rate, &megabytes),
         text(rate, &|rate| format!("{:.2}", rate / cell.capacity())),
         times(&|m| m.latency(Percentile::Half)),
@@ -72,8 +97,15 @@ fn row(out: &mut String, cell: &NetCell, subject: Subject, records: &[Record], a
         text(mid(&|m| (cell.clients > 1).then(|| m.fairness())), &|x| format!("{x:.2}")),
         text(mid(&|m| m.flow.as_ref().map(Sample::byte_rate)), &megabytes),
         text(mid(&|m| Some(m.ports.share())), &|share| format!("{:.3} %", share * 100.0)),
+        used(cell, &good),
         note(&good),
     );
+}
+
+/// What each process took of the processors for a request, where fio asked.
+fn used(cell: &NetCell, good: &[&Measured]) -> String {
+    let all: Vec<&Sample> = good.iter().flat_map(|m| &m.clients).collect();
+    if cell.work.is_by_fio() { format!("   {}", shares(&all)) } else { String::new() }
 }
 
 /// Says that others disturbed it.
@@ -90,7 +122,7 @@ pub(crate) fn figures(judged: &[Judged]) -> String {
     let mut out = String::from("\nFigures (bowline's, of what was measured in the same round)\n");
     let _ = writeln!(
         out,
-        "  {:5} {:42} {:42} {:>8} {:>15} {:>12} {:>7} {:>5}  verdict",
+        "  {:5} {:45} {:42} {:>8} {:>15} {:>12} {:>7} {:>5}  verdict",
         "", "cell", "figure", "ratio", "quartiles", "must", "goal", "rnds"
     );
     for j in judged {
@@ -108,7 +140,7 @@ pub(crate) fn figures(judged: &[Judged]) -> String {
         let goal = if j.verdict == Verdict::Pass { goal } else { "" };
         let _ = writeln!(
             out,
-            "  {:5} {:42} {:42} {ratio:>8} {quartiles:>15} {:>12} {:>7} {:>5}  {}{goal}{why}",
+            "  {:5} {:45} {:42} {ratio:>8} {quartiles:>15} {:>12} {:>7} {:>5}  {}{goal}{why}",
             f.id,
             j.cell,
             f.what,

@@ -110,6 +110,19 @@ impl Scene {
         (Ipv4Addr::new(10, 90, 0, 2 + n), Ipv4Addr::new(10, 90, 1 + n, 2))
     }
 
+    /// Has TCP of programs that choose no congestion control use this one.
+    ///
+    /// # Errors
+    /// Says what the kernel has against it.
+    pub(crate) fn choose(&self, cc: &str) -> Result<(), String> {
+        // By the route, since a network of its own has no say in what all of them may use.
+        for (n, end) in std::iter::once(&self.server).chain(&self.clients).enumerate() {
+            let route = format!("route replace default via 10.90.{n}.1 congctl {cc}\n");
+            batch(end, "ip", &route)?;
+        }
+        Ok(())
+    }
+
     /// What the router's ports sent and dropped so far.
     pub(crate) fn ports(&self) -> Result<Ports, String> {
         let mut command = Command::new("tc");

@@ -50,6 +50,11 @@ pub(super) fn meaning(id: &str) -> Option<&'static str> {
             "one write of 4 KiB at a time to a new disk, through its NBD socket / its file (FUSE): \
              99th percentile"
         }
+        "N5" => {
+            "fio on the NBD socket of a mapped disk, read / write, 4 KiB, 1 outstanding; 32; 128 KiB, \
+             16: rate"
+        }
+        "N6" => "the same on its file (FUSE)",
         _ => return None,
     })
 }

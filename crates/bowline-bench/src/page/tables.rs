@@ -23,10 +23,18 @@ const HEADLINES: &[(Suite, &str, &str, &str, &str)] = &[
     (Suite::Rtrs, "T2", "write/4096x32", "nbdkit", "RTRS, writes of 4 KiB"),
     (Suite::Rtrs, "T6", "read/131072x16", "nbdkit", "RTRS, reads of 128 KiB"),
     (Suite::Rtrs, "T7", "write/131072x16", "nbdkit", "RTRS, writes of 128 KiB"),
-    (Suite::Rnbd, "N2", "read/4096x32", "nbdkit", "RNBD disk, reads of 4 KiB"),
-    (Suite::Rnbd, "N2", "write/4096x32", "nbdkit", "RNBD disk, writes of 4 KiB"),
-    (Suite::Rnbd, "N2", "read/4096x32", "qemu-nbd", "RNBD disk, reads of 4 KiB"),
+    (Suite::Rnbd, "N2", "read/4096x32", "nbdkit", "rnbd library, reads of 4 KiB"),
+    (Suite::Rnbd, "N2", "write/4096x32", "nbdkit", "rnbd library, writes of 4 KiB"),
+    (Suite::Rnbd, "N2", "read/4096x32", "qemu-nbd", "rnbd library, reads of 4 KiB"),
     (Suite::Rnbd, "N2", "read/4096x32", "tgt", "the same"),
+    (Suite::Doors, "N5", "doors/read/4096x32", "nbdkit", "NBD socket, fio, reads of 4 KiB"),
+    (Suite::Doors, "N5", "doors/write/4096x32", "nbdkit", "NBD socket, fio, writes of 4 KiB"),
+    (Suite::Doors, "N5", "doors/read/131072x16", "nbdkit", "NBD socket, fio, reads of 128 KiB"),
+    (Suite::Doors, "N5", "doors/write/131072x16", "nbdkit", "NBD socket, fio, writes of 128 KiB"),
+    (Suite::Doors, "N6", "doors/read/4096x32", "nbdkit", "file by FUSE, fio, reads of 4 KiB"),
+    (Suite::Doors, "N6", "doors/write/4096x32", "nbdkit", "file by FUSE, fio, writes of 4 KiB"),
+    (Suite::Doors, "N6", "doors/read/131072x16", "nbdkit", "file by FUSE, fio, reads of 128 KiB"),
+    (Suite::Doors, "N6", "doors/write/131072x16", "nbdkit", "file by FUSE, fio, writes of 128 KiB"),
 ];
 
 /// Writes what a stranger asks for first: figures beside what people use, and on which machines.
@@ -40,7 +48,8 @@ pub(super) fn by_target(machines: &[Machine]) -> String {
         "RDS: messages",
         "RoCEv2: RDMA in user space",
         "RTRS: requests for remote memory",
-        "RNBD: a mapped disk, used through the library",
+        "rnbd library: a mapped disk, used through the library",
+        "Doors: a mapped disk, used by fio through its NBD socket and its file",
     ];
     let tables: Vec<String> = Suite::ALL
         .into_iter()

@@ -1,6 +1,7 @@
 //! Bars of rates.
 
 use super::canvas::{Anchor, Canvas, GRID, INK, MUTED, colour};
+use crate::cell::Subject;
 use crate::plan::Block;
 use crate::report::short;
 use crate::results::Results;
@@ -26,27 +27,28 @@ pub(super) fn panel(c: &mut Canvas, block: &Block, results: &Results, at: (f64, 
 
     // Messages of one block may differ in size; their bytes can be compared.
     let value = |s: &Sample| if as_bytes { s.byte_rate() } else { s.rate() };
-    let mut bars: Vec<(&str, usize, Option<Spread>)> = block
+    let mut bars: Vec<((&str, String), usize, Option<Spread>)> = block
         .entries
         .iter()
         .map(|e| {
+            let name = (e.label.as_str(), Subject::shown(&e.label));
             let samples = results.samples(&block.id, &e.label);
-            (e.label.as_str(), e.cell.size, spread(samples.iter().map(|s| value(s))))
+            (name, e.cell.size, spread(samples.iter().map(|s| value(s))))
         })
         .collect();
     let mid = |s: &Option<Spread>| s.map_or(-1.0, |s| s.mid);
     bars.sort_by(|(_, _, a), (_, _, b)| mid(b).total_cmp(&mid(a)));
     let max = bars.iter().filter_map(|(_, _, s)| Some((*s)?.high)).fold(1e-9, f64::max);
-    let longest = block.entries.iter().map(|entry| entry.label.len()).max().unwrap_or(0);
+    let longest = bars.iter().map(|((_, shown), _, _)| shown.len()).max().unwrap_or(0);
     let names = NAMES.max(longest as f64 * LETTER + 8.0);
     let room = width - names - VALUES;
     let left = x + names;
     let bottom = y + 22.0 + bars.len() as f64 * ROW;
     c.line((left, y + 20.0), (left, bottom), GRID, 1.0);
-    for (i, (label, size, rate)) in bars.iter().enumerate() {
+    for (i, ((label, shown), size, rate)) in bars.iter().enumerate() {
         let top = y + 22.0 + i as f64 * ROW;
         let own = label.starts_with("bowline") || colour(label) == colour("bowline");
-        c.text(left - 8.0, top + 13.0, 11.5, INK, Anchor::End, own, label);
+        c.text(left - 8.0, top + 13.0, 11.5, INK, Anchor::End, own, shown);
         let Some(rate) = rate else {
             c.text(left + 6.0, top + 13.0, 11.0, "#cf222e", Anchor::Start, false, "failed");
             continue;

@@ -109,8 +109,10 @@ fn escape(text: &str) -> String {
 pub(super) fn colour(label: &str) -> &'static str {
     match label {
         "bowline" | "8-paths" | "one-asleep" | "write" | "read" | "send" | "write-imm" | "rtrs"
-        | "rnbd" => "#1f6feb",
-        label if ["rtrs-", "rnbd-", "2-paths-"].iter().any(|own| label.starts_with(own)) => {
+        | "rnbd" | "door-nbd" => "#1f6feb",
+        label
+            if ["rtrs-", "rnbd-", "door-", "2-paths-"].iter().any(|own| label.starts_with(own)) =>
+        {
             "#79b1f7"
         }
         "bowline-batch" | "bowline-adaptive" | "1-path" | "all-awake" | "send-16" | "send-1"
