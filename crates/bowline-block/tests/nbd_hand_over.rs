@@ -3,11 +3,15 @@
 #[path = "common/nbd.rs"]
 mod common;
 
-use std::io::Write;
+use std::collections::BTreeSet;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use bowline_block::backend::{Backend, BackendDone, BackendIo, BackendResult};
-use bowline_block::front::nbd::{self, NbdOptions};
+use bowline_block::front::nbd::{self, Handed, HandedClient, NbdOptions, NbdServer};
 use bowline_block::{IoOp, Limits, LocalDevice};
 
 use common::{Client, Message, READ, Served, WRITE, WRITE_ZEROES, memory, serve, until};
@@ -15,16 +19,53 @@ use common::{Client, Message, READ, Served, WRITE, WRITE_ZEROES, memory, serve, 
 /// NBD_CMD_FLAG_FUA and NBD_CMD_FLAG_PAYLOAD_LEN.
 const FUA: u16 = 1;
 const PAYLOAD_LEN: u16 = 1 << 5;
+/// Reads that wait for memory while the client does not take the answers.
+const MANY: (u64, u32) = (24, LONG);
+const LONG: u32 = 1 << 20;
 
 /// Lets another server continue with a disk of the same store.
 fn replaced(served: Served, store: Arc<dyn Backend>) -> Served {
     let Served { server, path } = served;
     server.pause();
     until("it is paused", || server.is_paused());
-    let handed = server.hand_over().expect("handed over");
-    let disk = LocalDevice::new("disk", store);
-    let server = nbd::resume(disk, &path, NbdOptions::default(), handed).expect("resumed");
+    let handed = server.hand_over();
+    let server = resumed(&path, store, handed);
+    server.unpause();
     Served { server, path }
+}
+
+fn resumed(path: &Path, store: Arc<dyn Backend>, handed: Handed) -> NbdServer {
+    let disk = LocalDevice::new("disk", store);
+    nbd::resume(disk, path, NbdOptions::default(), handed).expect("resumed")
+}
+
+/// Copies, as another process has them.
+fn copied(handed: &Handed) -> Handed {
+    let copy = |client: &HandedClient| HandedClient {
+        socket: Arc::new(client.socket.try_clone().expect("a copy")),
+        session: client.session,
+        unread: client.unread.clone(),
+        unsent: client.unsent.clone(),
+    };
+    let listener = Arc::new(handed.listener.try_clone().expect("a copy"));
+    Handed { listener, clients: handed.clients.iter().map(copy).collect() }
+}
+
+/// Asks for more than the socket holds.
+fn ask_much(client: &mut Client, (count, len): (u64, u32)) {
+    for cookie in 0..count {
+        client.ask(0, READ, cookie, 0, len);
+    }
+}
+
+/// Reads the answers to these requests.
+fn get_much(client: &mut Client, (count, len): (u64, u32)) {
+    let mut seen = BTreeSet::new();
+    for _ in 0..count {
+        let Message::Simple { cookie, error: 0 } = client.message() else { panic!("an error") };
+        assert!(seen.insert(cookie), "{cookie} is answered twice");
+        client.get(len as usize);
+    }
 }
 
 fn extended_header(flags: u16, command: u16, offset: u64, len: u64) -> Vec<u8> {
@@ -112,4 +153,49 @@ fn a_request_of_several_pieces_is_ended_before() {
     let _served = replaced(served, Arc::<Slow>::clone(&slow));
     assert_eq!(client.extended_reply(0), (0, vec![]));
     assert!(slow.0.lock().unwrap().is_empty(), "nothing is executed twice");
+}
+
+#[test]
+fn a_server_that_is_resumed_touches_nothing_before_it_begins() {
+    // tests [NB-70]
+    let store = memory(4 << 20);
+    let served = serve("unbegun", Arc::clone(&store));
+    let mut slow = Client::begin(&served.path);
+    slow.go();
+    ask_much(&mut slow, MANY);
+    let mut half = Client::extended(&served);
+    let write = [extended_header(PAYLOAD_LEN, WRITE, 4096, 4096), vec![9; 4096]].concat();
+    half.0.write_all(&write[..1000]).expect("half a request");
+    let mut asks = Client::structured(&served);
+    let Served { server, path } = served;
+    server.pause();
+    until("it is paused", || server.is_paused());
+    let handed = server.hand_over();
+    assert!(handed.clients.iter().any(|client| !client.unsent.is_empty()));
+    half.0.write_all(&write[1000..]).expect("the rest");
+    asks.ask(0, READ, 5, 0, 512);
+    let mut comes = UnixStream::connect(&path).expect("it listens");
+    // Processes that fail before they begin.
+    for _ in 0..3 {
+        let server = resumed(&path, Arc::clone(&store), copied(&handed));
+        for silent in [&mut comes, &mut asks.0, &mut half.0] {
+            silent.set_read_timeout(Some(Duration::from_millis(20))).expect("a limit");
+            let nothing = silent.read(&mut [0; 1]).map_err(|error| error.kind());
+            assert_eq!(nothing, Err(std::io::ErrorKind::WouldBlock));
+        }
+        drop(server);
+        assert!(path.exists());
+    }
+    for client in [&comes, &asks.0, &half.0] {
+        client.set_read_timeout(Some(Duration::from_secs(20))).expect("a limit");
+    }
+    let server = resumed(&path, Arc::clone(&store), handed);
+    server.unpause();
+    get_much(&mut slow, MANY);
+    assert_eq!(half.extended_reply(4096), (0, vec![]));
+    assert!(matches!(asks.message(), Message::Chunk { cookie: 5, .. }));
+    comes.read_exact(&mut [0; 18]).expect("a greeting");
+    drop(server);
+    assert!(!path.exists());
+    assert!(asks.sees_the_end());
 }

@@ -119,6 +119,12 @@ pub fn folder(dir: &Path) -> io::Result<()> {
     fs::create_dir_all(dir)
 }
 
+/// Unmounts what a process of bowline has mounted that serves it no longer. Returns false if there
+/// is no such mount, or if it cannot be unmounted.
+pub fn unmount(dir: &Path) -> bool {
+    is_bowline_mount(dir) && detached(dir)
+}
+
 /// Unmounts a directory, with `fusermount3` for other users than root.
 fn detached(dir: &Path) -> bool {
     let helped = || Command::new("fusermount3").args(["-u", "-z", "--"]).arg(dir).output();

@@ -15,8 +15,10 @@ use std::{
         },
     },
     process,
-    time::Duration,
+    time::{Duration, Instant},
 };
+
+use serde::{Deserialize, Serialize};
 
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
@@ -43,6 +45,33 @@ pub struct Supervisor {
     beat: Option<Duration>,
 }
 
+/// Where a manager listens, and what it expects, for another process of its service.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+pub struct Contact {
+    /// As in `NOTIFY_SOCKET`.
+    socket: String,
+    /// As in `WATCHDOG_USEC`.
+    watchdog_usec: Option<u64>,
+}
+
+/// Shows a watchdog that a process makes progress which waits in a loop.
+#[derive(Debug)]
+pub struct Beats<'a> {
+    supervisor: &'a Supervisor,
+    last: Option<Instant>,
+}
+
+impl Beats<'_> {
+    /// To be called in the loop, as often as it likes.
+    pub fn tick(&mut self) {
+        let Some(beat) = self.supervisor.beat else { return };
+        if self.last.is_none_or(|last| last.elapsed() >= beat) {
+            self.last = Some(Instant::now());
+            self.supervisor.beat();
+        }
+    }
+}
+
 impl Supervisor {
     /// Returns the manager that the environment names, if it names one.
     pub fn of_this_process() -> Self {
@@ -62,6 +91,43 @@ impl Supervisor {
         let watchdog = number("WATCHDOG_USEC").filter(|micros| is_ours && *micros > 0);
         let beat = watchdog.map(|micros| Duration::from_micros(micros) / BEATS);
         Self { beat: beat.filter(|_| to.is_some()), to }
+    }
+
+    /// Returns the manager of another process, in whose service this one is to be.
+    pub fn of(contact: &Contact) -> Self {
+        Self::named(|name| match name {
+            "NOTIFY_SOCKET" => Some(contact.socket.clone().into()),
+            "WATCHDOG_USEC" => contact.watchdog_usec.map(|micros| micros.to_string().into()),
+            _ => None,
+        })
+    }
+
+    /// Returns what another process needs to be in this service.
+    pub fn contact(&self) -> Option<Contact> {
+        let (_, address) = self.to.as_ref()?;
+        let socket = match (address.as_pathname(), address.as_abstract_name()) {
+            (Some(path), _) => path.to_str()?.to_owned(),
+            (_, Some(name)) => format!("@{}", std::str::from_utf8(name).ok()?),
+            _ => return None,
+        };
+        let watchdog = self.beat.map(|beat| beat * BEATS);
+        let watchdog_usec = watchdog.and_then(|time| time.as_micros().try_into().ok());
+        Some(Contact { socket, watchdog_usec })
+    }
+
+    /// Begins a loop that shows the watchdog that it makes progress.
+    pub const fn beats(&self) -> Beats<'_> {
+        Beats { supervisor: self, last: None }
+    }
+
+    /// Another process is the main one of the service from now on, and this one is about to end.
+    /// Returns once the manager knows it.
+    ///
+    /// # Errors
+    /// `NotFound` without a manager, `TimedOut` for one that does not listen; errors of the system.
+    pub fn main_process(&self, process: u32) -> io::Result<()> {
+        self.tell(&format!("MAINPID={process}\nSTATUS=another process continues"));
+        self.barrier()
     }
 
     /// Tells whether there is one.
@@ -101,6 +167,11 @@ impl Supervisor {
     pub fn store(&self, name: &str, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         let state = format!("FDSTORE=1\nFDNAME={name}");
         descriptors.chunks(BATCH).try_for_each(|batch| self.tell_with(&state, batch))?;
+        self.barrier()
+    }
+
+    /// Waits until the manager has heard all that it was told.
+    fn barrier(&self) -> io::Result<()> {
         // The manager closes the other end when it has read all before it.
         let (ours, theirs) = UnixStream::pair()?;
         self.tell_with("BARRIER=1", &[theirs.as_fd()])?;

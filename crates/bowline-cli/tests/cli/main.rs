@@ -34,6 +34,7 @@ mod rnbd_many;
 mod rnbd_memory;
 mod rnbd_mistakes;
 mod rnbd_replace;
+mod rnbd_successors;
 mod rnbd_top;
 mod rnbd_use;
 mod sandbox;

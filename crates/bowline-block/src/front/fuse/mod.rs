@@ -29,6 +29,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
@@ -74,11 +75,13 @@ pub struct Mount {
     device: u64,
     file: Arc<DiskFile>,
     /// Where the kernel's requests come from.
-    kernel: OwnedFd,
+    kernel: Arc<OwnedFd>,
     gate: Arc<Gate>,
     unmounts: Unmounts,
     has_ring: bool,
     threads: Vec<JoinHandle<()>>,
+    /// Requests were taken. Relaxed: it guards nothing else.
+    has_begun: AtomicBool,
 }
 
 /// Who unmounts the directory at the end.
@@ -149,12 +152,16 @@ pub fn mount(
     };
     let device = std::fs::metadata(dir)?.dev();
     refresh_on_change(&disk, &file, dir.join(file_name));
-    let (dir, has_ring) = (dir.to_owned(), ring);
-    Ok(Mount { dir, device, file, kernel, gate, unmounts, has_ring, threads })
+    let (dir, kernel, has_ring) = (dir.to_owned(), Arc::new(kernel), ring);
+    let has_begun = AtomicBool::new(true);
+    Ok(Mount { dir, device, file, kernel, gate, unmounts, has_ring, threads, has_begun })
 }
 
 /// Continues with a mount that another process has [handed over](Mount::hand_over): programs have
 /// the file open all the time. The options must be the same.
+///
+/// The mount is paused until [`Mount::unpause`]: nothing is taken from the kernel. Dropped before
+/// that, it stays mounted, for whoever has a copy of the descriptor.
 ///
 /// The mount may have been given to a process that has ended since. What that one had read by the
 /// same descriptor and not answered is executed again, or for the first time (Linux 6.9).
@@ -171,15 +178,12 @@ pub fn resume(
     let users = Users { open: handed.opens, disabled: false };
     let count = options.device_threads();
     let file = new_file(&disk, file_name, options, users, count * MAX_IO)?;
-    // An older kernel sends nothing again; after a hand-over, there is nothing to send.
-    let _ = hand_over::ask_again(handed.kernel.as_fd());
-    let (kernel, gate) = (handed.kernel, Arc::<Gate>::default());
-    // Nothing fails from then on: the threads would stay, and take requests for nobody.
+    let (kernel, gate) = (handed.kernel, Arc::new(Gate::closed()));
     let threads = serve_by_device(kernel.try_clone()?, &file, &gate, count)?;
     refresh_on_change(&disk, &file, dir.join(file_name));
     let (dir, device) = (dir.to_owned(), handed.device);
-    let (unmounts, has_ring) = (Unmounts::Here, false);
-    Ok(Mount { dir, device, file, kernel, gate, unmounts, has_ring, threads })
+    let (unmounts, has_ring, has_begun) = (Unmounts::Here, false, AtomicBool::new(false));
+    Ok(Mount { dir, device, file, kernel, gate, unmounts, has_ring, threads, has_begun })
 }
 
 /// A file that is mounted and served.
@@ -382,25 +386,25 @@ impl Mount {
         self.gate.parked() == serving && self.file.bytes.is_idle()
     }
 
-    /// Takes requests again.
+    /// Takes requests, again or for the first time.
     pub fn unpause(&self) {
+        if !self.has_begun.swap(true, Relaxed) {
+            // An older kernel sends nothing again; after a hand-over, there is nothing to send.
+            let _ = hand_over::ask_again(self.kernel.as_fd());
+        }
         self.gate.open();
     }
 
     /// Leaves a mount that [is paused](Self::is_paused), and returns what another process needs to
     /// [`resume`] it: programs notice a pause.
-    ///
-    /// # Errors
-    /// No descriptors left: it is unmounted.
-    pub fn hand_over(mut self) -> io::Result<Handed> {
-        let kernel = self.kernel.try_clone()?;
+    pub fn hand_over(mut self) -> Handed {
         self.gate.hand_over();
         self.wait_for_threads();
         if let Unmounts::Session(session) = std::mem::replace(&mut self.unmounts, Unmounts::Other) {
             // It would unmount.
             std::mem::forget(session);
         }
-        Ok(Handed { kernel, opens: self.opens(), device: self.device })
+        Handed { kernel: Arc::clone(&self.kernel), opens: self.opens(), device: self.device }
     }
 
     /// Waits a little for the threads to end.
@@ -441,6 +445,11 @@ impl Mount {
 
 impl Drop for Mount {
     fn drop(&mut self) {
+        if !self.has_begun.load(Relaxed) {
+            // Another process has a copy of the descriptor, and continues.
+            self.gate.hand_over();
+            return self.wait_for_threads();
+        }
         // A mount that ends serves its users no longer.
         self.gate.open();
         self.unmount();

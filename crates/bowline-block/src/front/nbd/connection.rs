@@ -72,6 +72,8 @@ enum Ended {
     Broken(&'static str),
     /// The server pauses: the rest of its requests is not taken, or not yet.
     Paused,
+    /// There is no thread that sends replies; nothing of the client was touched.
+    NoThread(io::Error),
 }
 
 impl From<io::Error> for Ended {
@@ -152,6 +154,7 @@ impl Connection {
         connection.gate.enter(connection.weak_self.clone());
         match connection.run(unread) {
             Err(Ended::Broken(why)) => Err(handshake::broken(why)),
+            Err(Ended::NoThread(error)) => Err(error),
             Ok(()) | Err(Ended::Disconnect | Ended::Gone | Ended::Paused) => Ok(()),
         }
     }
@@ -161,18 +164,25 @@ impl Connection {
             let writer = std::thread::Builder::new()
                 .name("bowline-nbd-out".into())
                 .spawn_scoped(threads, || self.output.write(self.socket(), &self.requests));
-            self.output.send(self.socket(), &self.requests, std::iter::empty());
+            writer.map_err(Ended::NoThread)?;
             let mut input = Input::new(self.socket(), &*self.disk, &self.gate, unread);
-            let mut ended = if writer.is_ok() { self.read(&mut input) } else { Err(Ended::Gone) };
-            while let Err(Ended::Paused) = ended {
-                self.disk.leave();
-                ended = match self.gate.park(self) {
-                    true => self.read(&mut input),
-                    false if self.give(&input) => return Ok(()),
-                    false => Err(Ended::Gone),
+            // A server that has not begun is paused.
+            let mut ended = Err(Ended::Paused);
+            loop {
+                ended = match ended {
+                    Err(Ended::Paused) => {
+                        if !self.gate.park(self) {
+                            self.give(&input);
+                            return Ok(());
+                        }
+                        self.output.send(self.socket(), &self.requests, std::iter::empty());
+                        let ended = self.read(&mut input);
+                        self.disk.leave();
+                        ended
+                    }
+                    _ => break,
                 };
             }
-            self.disk.leave();
             if matches!(ended, Err(Ended::Disconnect)) || self.client.is_finishing() {
                 self.requests.wait_all();
             }
@@ -197,15 +207,13 @@ impl Connection {
         self.output.has_all(&self.requests)
     }
 
-    /// Leaves the client to another process; returns false if there are no descriptors left.
-    fn give(&self, input: &Input<'_>) -> bool {
-        let Ok(socket) = self.socket().try_clone() else { return false };
+    /// Leaves the client to another process.
+    fn give(&self, input: &Input<'_>) {
         // Nobody shuts it down from now on.
-        self.client.forget();
+        let socket = self.client.forget();
         let unsent = self.output.take(&self.requests);
         let unread = input.buffered().to_vec();
         self.gate.give(HandedClient { socket, session: self.session, unread, unsent });
-        true
     }
 
     /// Reads requests; never returns `Ok`.

@@ -24,7 +24,7 @@ pub(super) const REST: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
 #[derive(Debug)]
 pub struct Handed {
     /// The socket at which it listens. Who connects waits there.
-    pub listener: UnixListener,
+    pub listener: Arc<UnixListener>,
     /// Its clients.
     pub clients: Vec<HandedClient>,
 }
@@ -32,7 +32,7 @@ pub struct Handed {
 /// A client that sends requests.
 pub struct HandedClient {
     /// Its connection.
-    pub socket: UnixStream,
+    pub socket: Arc<UnixStream>,
     /// What it has negotiated.
     pub session: Session,
     /// Bytes that were received, from the first request on that was not begun.
@@ -86,13 +86,16 @@ pub(super) struct Gate {
 }
 
 impl Gate {
+    /// A gate that is closed: a pause that [`open`](Self::open) ends for the first time.
     pub(super) fn new() -> io::Result<Self> {
-        Ok(Self {
+        let gate = Self {
             state: Mutex::default(),
             changed: Condvar::new(),
             event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             is_closed: AtomicBool::new(false),
-        })
+        };
+        gate.close();
+        Ok(gate)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -188,6 +191,11 @@ impl Gate {
     pub(super) fn hand_over(&self) {
         self.lock().phase = Phase::HandedOver;
         self.changed.notify_all();
+    }
+
+    /// Returns how many connections wait here.
+    pub(super) fn parked(&self) -> usize {
+        self.lock().parked.len()
     }
 
     /// Tells whether connections that were paused still leave their clients.

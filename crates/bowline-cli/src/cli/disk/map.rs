@@ -44,6 +44,10 @@ const IDLE_CHECKS: u32 = 10;
 const HAND_OVER_WAIT: Duration = Duration::from_secs(5);
 /// How often a disk that was handed over, and taken back, is tried.
 const MAP_AGAIN: Duration = Duration::from_millis(500);
+/// How long a process that replaces another one may need beside mapping the disk.
+const READY_TIME: Duration = Duration::from_secs(10);
+/// How long a process that was asked to stop tries to map a disk that it has to end in order.
+const LAST_MAP_TIME: Duration = Duration::from_secs(5);
 /// How often it checks whether the server has answered.
 const ANSWER_POLL: Duration = Duration::from_millis(1);
 
@@ -101,13 +105,14 @@ impl Args {
     }
 }
 
-/// Maps one disk through a new client; a stop signal ends the wait for the server.
+/// Maps one disk through a new client. While the server has not answered, `waits` sleeps a moment
+/// and returns whether to wait longer.
 pub(super) fn mapped(
     device: &str,
     route: Route,
     how: &MapConfig,
     local: &DeviceConfig,
-    stop: &Stop,
+    mut waits: impl FnMut(Duration) -> bool,
     on_path: impl Fn(&str, PathEv) + Send + Sync + 'static,
 ) -> Outcome<(Arc<Client>, Arc<Disk>)> {
     let engine = local.engine(&route.own)?;
@@ -134,7 +139,7 @@ pub(super) fn mapped(
             Ok(Err(error)) => {
                 return Err(refused(device, &route, how, local, client.engine(), &error));
             }
-            Err(TryRecvError::Empty) if !stop.wait(Some(ANSWER_POLL)) => {}
+            Err(TryRecvError::Empty) if waits(ANSWER_POLL) => {}
             Err(_) => return Err(Failure::failed("stopped before the disk was mapped")),
         }
     }
@@ -159,16 +164,20 @@ pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
         servers: route.paths.iter().map(|(_, server)| *server).collect(),
         front_ends: wanted.absolute()?,
     };
+    let mut supervisor = Supervisor::of_this_process();
     let mut inherited = None;
     if args.replace {
-        let predecessor = Predecessor::find(control.as_deref(), service.clone())?;
-        let front_ends = predecessor.take().and_then(|parcel| {
-            HandedFrontEnds::unpack(parcel)
-                .map_err(|error| Failure::failed(format!("what was handed over: {error}")))
-        })?;
+        let ready_within = MapConfig::from(&args.how).connect_timeout + FREE_WAIT + READY_TIME;
+        let predecessor =
+            Predecessor::find(control.as_deref(), service.clone(), ready_within, &supervisor)?;
+        let parcel = predecessor.take()?;
+        if let Some(manager) = &parcel.manager {
+            supervisor = Supervisor::of(manager);
+        }
+        let front_ends = HandedFrontEnds::unpack(parcel)
+            .map_err(|error| Failure::failed(format!("what was handed over: {error}")))?;
         inherited = Some(Inherited { front_ends, predecessor: Some(predecessor) });
     }
-    let supervisor = Supervisor::of_this_process();
     let mapped = Mapped { args, control, device, route, wanted, service, stop, supervisor };
     loop {
         let Some(front_ends) = mapped.serve(inherited)? else { return Ok(()) };
@@ -193,13 +202,14 @@ struct Mapped<'a> {
 enum Ended {
     /// The process ends.
     Here,
-    /// Another process continues with the front ends.
-    Handed(Heir, HandedFrontEnds),
+    /// Another process continues with the front ends, if it was given them.
+    Handed(Option<Heir>, HandedFrontEnds),
 }
 
 impl Mapped<'_> {
     /// Maps the disk. One that clients wait for is tried again: for a while, should what the other
-    /// process had not be free yet, or for as long as this process runs.
+    /// process had not be free yet, or for as long as this process runs and for a while after it
+    /// was asked to stop.
     fn map(
         &self,
         inherited: Option<&Inherited>,
@@ -207,16 +217,33 @@ impl Mapped<'_> {
         let (how, local) =
             (MapConfig::from(&self.args.how), DeviceConfig::from(&self.args.device_options));
         let began = Instant::now();
+        let is_own = matches!(inherited, Some(Inherited { predecessor: None, .. }));
+        let (mut beats, mut stopped) = (self.supervisor.beats(), None);
+        let mut waits = |time: Duration| {
+            beats.tick();
+            if !self.stop.wait(Some(time)) {
+                return true;
+            }
+            if !is_own {
+                return false;
+            }
+            let stopped = *stopped.get_or_insert_with(|| {
+                self.supervisor.stopping(LAST_MAP_TIME + ENDING_PATIENCE, "unmapping");
+                Instant::now()
+            });
+            thread::sleep(time);
+            stopped.elapsed() < LAST_MAP_TIME
+        };
         loop {
             let (on_path, paths) = watch::new();
-            let found = mapped(self.device, self.route.clone(), &how, &local, &self.stop, on_path);
+            let found = mapped(self.device, self.route.clone(), &how, &local, &mut waits, on_path);
             let pause = match inherited {
                 Some(Inherited { predecessor: None, .. }) => Some(MAP_AGAIN),
                 Some(_) if began.elapsed() < FREE_WAIT => Some(FREE_POLL),
                 _ => None,
             };
             match (found, pause) {
-                (Err(_), Some(pause)) if !self.stop.wait(Some(pause)) => {}
+                (Err(_), Some(pause)) if waits(pause) => {}
                 (found, _) => return found.map(|(client, disk)| (client, disk, paths)),
             }
         }
@@ -227,19 +254,34 @@ impl Mapped<'_> {
     fn serve(&self, inherited: Option<Inherited>) -> Outcome<Option<HandedFrontEnds>> {
         match self.serve_to_end(inherited)? {
             Ended::Here => Ok(None),
-            Ended::Handed(heir, front_ends) if heir.serves(&self.stop) => {
-                say!("handed over");
-                self.supervisor.stopping(Duration::ZERO, "handed over");
+            Ended::Handed(Some(heir), front_ends) => {
+                let mut beats = self.supervisor.beats();
+                if !heir.begins(&mut || beats.tick()) {
+                    return Ok(Some(front_ends));
+                }
+                // The other process has them.
                 drop(front_ends);
+                say!("handed over");
+                heir.succeeds(&self.supervisor, &self.stop);
                 Ok(None)
             }
-            Ended::Handed(_, front_ends) => Ok(Some(front_ends)),
+            Ended::Handed(None, front_ends) => Ok(Some(front_ends)),
         }
     }
 
     fn serve_to_end(&self, inherited: Option<Inherited>) -> Outcome<Ended> {
         let Self { args, control, device, stop, wanted, supervisor, .. } = self;
-        let (client, disk, mut paths) = self.map(inherited.as_ref())?;
+        let is_taken_back = matches!(inherited, Some(Inherited { predecessor: None, .. }));
+        let (client, disk, mut paths) = match self.map(inherited.as_ref()) {
+            Err(failure) if is_taken_back => {
+                // Nobody continues with them.
+                drop(inherited);
+                wanted.clear();
+                note!("what was written may not be durable: the server was not reached again");
+                return Err(failure);
+            }
+            found => found?,
+        };
         let (sender, notices) = mpsc::channel();
         let front_ends = DiskFrontEnds::new(Arc::clone(&client), wanted.clone(), sender);
         let mapping = Mapping { options: client.defaults().clone(), front_ends: wanted.clone() };
@@ -247,9 +289,8 @@ impl Mapped<'_> {
         let (handed, predecessor) = inherited.map_or_else(Default::default, |inherited| {
             (inherited.front_ends, inherited.predecessor)
         });
-        let opened = front_ends.open_with(&disk, wanted, handed);
-        let result =
-            opened.map_err(|error| Failure::failed(format!("a front end of {device}: {error}")));
+        let failed = |error| Failure::failed(format!("a front end of {device}: {error}"));
+        let prepared = front_ends.prepare(&disk, wanted, handed).map_err(failed);
         let of = Arc::clone(&client);
         let metrics = metrics::mapped(
             Arc::clone(client.engine()),
@@ -263,15 +304,18 @@ impl Mapped<'_> {
         let (successors, asking) = mpsc::channel();
         let served = args.controls.serve(&tree, control.as_deref(), "map", metrics, successors);
         let mut unserved = Unserved::default();
-        let mut served = result.and(served);
-        // All is open here; the other process cannot take anything back from now on.
-        if served.is_ok()
-            && let Some(predecessor) = &predecessor
-            && let Err(failure) = predecessor.dismiss()
-        {
-            served = Err(failure);
-        }
-        let result = served.map(|served| {
+        // All is open here, and nobody is served. The other process takes nothing back from the
+        // moment on at which this one may begin.
+        let open = prepared.and_then(|prepared| {
+            let served = served?;
+            predecessor.as_ref().map_or(Ok(()), Predecessor::lets_begin)?;
+            Ok((prepared, served))
+        });
+        let has_begun = open.is_ok();
+        let begun = open.and_then(|(prepared, served)| {
+            front_ends.begin(&disk, prepared).map(|()| served).map_err(failed)
+        });
+        let result = begun.map(|served| {
             let name = disk.local_name().to_owned();
             drop(disk);
             report_all(&notices);
@@ -310,14 +354,19 @@ impl Mapped<'_> {
             client.engine().close();
             return result;
         }
-        unmap_all(&client, stop, || front_ends.close(&mut unserved));
-        unserved.tell();
-        if result.is_err() && predecessor.is_some() {
-            // It takes everything back when its connection ends: nothing is in use here by then.
+        if !has_begun && predecessor.is_some() {
+            // The other process takes everything back when its connection ends: nothing is in use
+            // here by then.
+            unmap_all(&client, stop, || front_ends.leave());
             drop(front_ends);
             client.engine().close();
+            return result;
         }
-        drop(predecessor);
+        unmap_all(&client, stop, || front_ends.close(&mut unserved));
+        unserved.tell();
+        if !has_begun && is_taken_back {
+            wanted.clear();
+        }
         let ended = result?;
         if unserved.is_nothing() {
             Ok(ended)
@@ -336,7 +385,8 @@ impl Mapped<'_> {
         let asks = asking.try_recv().ok()?;
         let heir = Heir::of(asks, &self.service, || front_ends.cannot_hand_over(disk))?;
         say!("handing over to another process");
-        let handed = match front_ends.hand_over(disk, HAND_OVER_WAIT) {
+        let mut beats = self.supervisor.beats();
+        let handed = match front_ends.hand_over(disk, HAND_OVER_WAIT, &mut || beats.tick()) {
             Ok(handed) => handed,
             Err(trouble) => {
                 note!("not handed over: {trouble}");
@@ -344,10 +394,11 @@ impl Mapped<'_> {
                 return None;
             }
         };
-        let sent = handed.pack().and_then(|parcel| heir.send(&parcel));
+        let sent = handed.pack().and_then(|parcel| heir.send(&parcel, &self.supervisor));
         if let Err(error) = sent {
             note!("not handed over: {error}");
+            return Some(Ended::Handed(None, handed));
         }
-        Some(Ended::Handed(heir, handed))
+        Some(Ended::Handed(Some(heir), handed))
     }
 }
