@@ -5,6 +5,7 @@ mod common;
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -14,11 +15,13 @@ use bowline_block::backend::{Backend, BackendDone, BackendIo, BackendResult};
 use bowline_block::front::nbd::{self, Handed, HandedClient, NbdOptions, NbdServer};
 use bowline_block::{IoOp, Limits, LocalDevice};
 
-use common::{Client, Message, READ, Served, WRITE, WRITE_ZEROES, memory, serve, until};
+use common::{Client, DISC, Message, READ, Served, WRITE, WRITE_ZEROES, memory, serve, until};
 
 /// NBD_CMD_FLAG_FUA and NBD_CMD_FLAG_PAYLOAD_LEN.
 const FUA: u16 = 1;
 const PAYLOAD_LEN: u16 = 1 << 5;
+/// Number and length of reads that a connection has memory for. A socket does not hold the answers.
+const FEW: (u64, u32) = (7, 4 << 20);
 /// Reads that wait for memory while the client does not take the answers.
 const MANY: (u64, u32) = (24, LONG);
 const LONG: u32 = 1 << 20;
@@ -49,6 +52,18 @@ fn copied(handed: &Handed) -> Handed {
     };
     let listener = Arc::new(handed.listener.try_clone().expect("a copy"));
     Handed { listener, clients: handed.clients.iter().map(copy).collect() }
+}
+
+/// Waits until the server has received all that the client has sent.
+fn until_received(client: &Client) {
+    let is_received = || {
+        let mut left: libc::c_int = 0;
+        // SAFETY: this command writes one number there.
+        let done = unsafe { libc::ioctl(client.0.as_raw_fd(), libc::TIOCOUTQ, &raw mut left) };
+        assert_eq!(done, 0);
+        left == 0
+    };
+    until("all is received", is_received);
 }
 
 /// Asks for more than the socket holds.
@@ -198,4 +213,32 @@ fn a_server_that_is_resumed_touches_nothing_before_it_begins() {
     drop(server);
     assert!(!path.exists());
     assert!(asks.sees_the_end());
+}
+
+/// What was answered and not read before the hand-over is part of the requests that are answered
+/// before the end.
+#[test]
+fn inherited_replies_are_sent_before_a_connection_ends() {
+    // tests [NB-70]
+    for by_client in [true, false] {
+        let store = memory(4 << 20);
+        let Served { server, path } = serve("goodbye", Arc::clone(&store));
+        let mut client = Client::begin(&path);
+        client.go();
+        ask_much(&mut client, FEW);
+        until_received(&client);
+        server.pause();
+        until("it is paused", || server.is_paused());
+        let handed = server.hand_over();
+        if by_client {
+            client.ask(0, DISC, 0, 0, 0);
+        }
+        let mut server = resumed(&path, store, handed);
+        server.unpause();
+        if !by_client {
+            server.finish();
+        }
+        get_much(&mut client, FEW);
+        assert!(client.sees_the_end());
+    }
 }

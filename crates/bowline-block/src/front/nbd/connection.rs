@@ -142,7 +142,7 @@ impl Connection {
             disk,
             options,
             session,
-            requests: Requests::new(memory),
+            requests: Requests::new(memory, !unsent.is_empty()),
             work: WorkQueue::default(),
             output: Output::beginning(unsent),
             gate,

@@ -52,7 +52,7 @@ struct Table {
     free: Vec<u32>,
     ranges: RangeAllocator,
     separate_bytes: usize,
-    /// Number of requests whose reply was not sent.
+    /// Number of requests whose reply was not sent; what an earlier process has left counts as one.
     pending: usize,
     /// Threads that wait for a change. Waking nobody costs a system call, too.
     waiting: usize,
@@ -64,13 +64,14 @@ struct Table {
 }
 
 impl Requests {
-    pub(super) fn new(shared_memory: DeviceMem) -> Self {
+    /// `are_left`: an earlier process has left replies to send.
+    pub(super) fn new(shared_memory: DeviceMem, are_left: bool) -> Self {
         let table = Table {
             slots: Vec::new(),
             free: Vec::new(),
             ranges: RangeAllocator::new(shared_memory.mem.len),
             separate_bytes: 0,
-            pending: 0,
+            pending: are_left.into(),
             waiting: 0,
             hung_up: false,
             paused: false,
