@@ -8,8 +8,10 @@ use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bowline_block::backend::{Backend, BackendDone, BackendIo, BackendResult};
 use bowline_block::front::nbd::{self, Handed, HandedClient, NbdOptions, NbdServer};
@@ -25,6 +27,8 @@ const FEW: (u64, u32) = (7, 4 << 20);
 /// Reads that wait for memory while the client does not take the answers.
 const MANY: (u64, u32) = (24, LONG);
 const LONG: u32 = 1 << 20;
+/// Longer than any pause may take because of a client.
+const PAUSE_MAX: Duration = Duration::from_secs(2);
 
 /// Lets another server continue with a disk of the same store.
 fn replaced(served: Served, store: Arc<dyn Backend>) -> Served {
@@ -241,4 +245,103 @@ fn inherited_replies_are_sent_before_a_connection_ends() {
         get_much(&mut client, FEW);
         assert!(client.sees_the_end());
     }
+}
+
+/// Pauses a server while `client` does what it does, and resumes it.
+fn paused_in_time(served: Served, store: Arc<dyn Backend>) -> Served {
+    served.server.pause();
+    let begun = Instant::now();
+    until("it is paused", || served.server.is_paused());
+    assert!(begun.elapsed() < PAUSE_MAX, "after {:?}", begun.elapsed());
+    replaced(served, store)
+}
+
+/// Sends bytes one by one until it is stopped, or the other end is closed; then the rest.
+fn drip(socket: &mut UnixStream, bytes: &[u8], stop: &AtomicBool) -> std::io::Result<()> {
+    for (at, byte) in bytes.iter().enumerate() {
+        if stop.load(Ordering::SeqCst) {
+            return socket.write_all(&bytes[at..]);
+        }
+        socket.write_all(&[*byte])?;
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    Ok(())
+}
+
+#[test]
+fn a_client_that_sends_its_data_bit_by_bit_delays_no_pause() {
+    // tests [NB-70]
+    let store = memory(4 << 20);
+    let mut served = serve("drips", Arc::clone(&store));
+    let mut client = Client::begin(&served.path);
+    client.go();
+    let data: Vec<u8> = (0..LONG).map(|n| n as u8).collect();
+    client.ask(0, WRITE, 8, 0, LONG);
+    let stop = AtomicBool::new(false);
+    let mut socket = client.0.try_clone().expect("a copy");
+    let _served = std::thread::scope(|threads| {
+        let sends = threads.spawn(|| drip(&mut socket, &data, &stop));
+        for _ in 0..3 {
+            served = paused_in_time(served, Arc::clone(&store));
+        }
+        stop.store(true, Ordering::SeqCst);
+        sends.join().unwrap().expect("sent");
+        served
+    });
+    assert_eq!(client.message(), Message::Simple { cookie: 8, error: 0 });
+    client.ask(0, READ, 9, 0, LONG);
+    assert_eq!(client.message(), Message::Simple { cookie: 9, error: 0 });
+    assert!(client.get(LONG as usize) == data);
+}
+
+#[test]
+fn a_client_whose_refused_data_does_not_end_is_disconnected_alone() {
+    // tests [NB-70]
+    let store = memory(1 << 20);
+    let served = serve("refused", Arc::clone(&store));
+    let (told, faults) = channel();
+    let report_to = |served: &Served, told: &Sender<String>| {
+        let told = told.clone();
+        served.server.on_fault(move |why| told.send(why.to_owned()).expect("somebody listens"));
+    };
+    report_to(&served, &told);
+    let mut other = Client::structured(&served);
+    let mut client = Client::begin(&served.path);
+    client.go();
+    client.ask(0, WRITE, 8, 1 << 30, LONG);
+    let stop = AtomicBool::new(false);
+    let mut socket = client.0.try_clone().expect("a copy");
+    let _served = std::thread::scope(|threads| {
+        let sends = threads.spawn(|| drip(&mut socket, &[0; 100_000], &stop));
+        // The first pause may come before the request has begun.
+        let mut served = served;
+        while !sends.is_finished() {
+            served = paused_in_time(served, Arc::clone(&store));
+            report_to(&served, &told);
+        }
+        sends.join().unwrap().expect_err("nobody reads it");
+        served
+    });
+    assert!(client.sees_the_end());
+    let why = faults.recv().expect("a reason");
+    assert!(why.contains("the rest of a refused request"), "{why}");
+    other.ask(0, READ, 5, 0, 512);
+    assert!(matches!(other.message(), Message::Chunk { cookie: 5, .. }));
+}
+
+#[test]
+fn a_client_that_has_said_goodbye_and_does_not_read_delays_no_pause() {
+    // tests [NB-70]
+    let store = memory(4 << 20);
+    let mut served = serve("bye", Arc::clone(&store));
+    let mut client = Client::begin(&served.path);
+    client.go();
+    ask_much(&mut client, FEW);
+    client.ask(0, DISC, 0, 0, 0);
+    until_received(&client);
+    for _ in 0..2 {
+        served = paused_in_time(served, Arc::clone(&store));
+    }
+    get_much(&mut client, FEW);
+    assert!(client.sees_the_end());
 }

@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bowline_ctl::{ClientConnection, ClientHandler};
 use bowline_rnbd::{Errno, IoOp, Limits};
@@ -180,10 +180,14 @@ impl Connection {
                         self.disk.leave();
                         ended
                     }
+                    // The next process, or the same one later, answers the rest.
+                    Err(Ended::Disconnect) if !self.requests.wait_all() => {
+                        Err(input.take_back(&[]))
+                    }
                     _ => break,
                 };
             }
-            if matches!(ended, Err(Ended::Disconnect)) || self.client.is_finishing() {
+            if self.client.is_finishing() {
                 self.requests.wait_all();
             }
             self.abort();
@@ -307,9 +311,9 @@ impl Connection {
                 if payload > 0 || matches!(action, Ok(Action::Status)) {
                     self.disk.submit(batch);
                 }
-                if let Err(error) = input.skip(payload as usize) {
+                if let Err(ended) = input.skip(payload as usize) {
                     self.requests.release(&Place::None, 0);
-                    return Err(error.into());
+                    return Err(ended);
                 }
                 // The disk may take its time, and many refused requests may follow.
                 input.turns.leave(&*self.disk);
@@ -566,22 +570,24 @@ impl<'a> Input<'a> {
                 Ok(n) => (rest.offset, rest.len) = (rest.offset + n, rest.len - n),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    if self.gate.is_closed() {
-                        let mut data = Vec::new();
-                        mem.buffer.append_to(mem.offset, mem.len - rest.len, &mut data);
-                        return Err(self.take_back(&data));
-                    }
                     self.gate.wait(self.socket.as_fd(), None)?;
                 }
                 Err(error) => return Err(error.into()),
+            }
+            // Whether the client sends nothing, or a little all the time.
+            if rest.len > 0 && self.gate.is_closed() {
+                let mut data = Vec::new();
+                mem.buffer.append_to(mem.offset, mem.len - rest.len, &mut data);
+                return Err(self.take_back(&data));
             }
         }
         Ok(())
     }
 
-    /// Skips the next `n` bytes.
-    fn skip(&mut self, mut n: usize) -> io::Result<()> {
+    /// Skips the next `n` bytes. A pause waits for them, though not for long.
+    fn skip(&mut self, mut n: usize) -> Result<(), Ended> {
         self.limit = READ_AHEAD;
+        let mut end = None;
         loop {
             let count = self.buffered().len().min(n);
             self.consume(count);
@@ -592,9 +598,17 @@ impl<'a> Input<'a> {
             if self.gate.is_closed() {
                 // What was skipped cannot be taken back.
                 self.turns.leave(self.disk);
-                if !self.gate.wait(self.socket.as_fd(), Some(&hand_over::REST))? {
-                    return Err(io::ErrorKind::TimedOut.into());
+                let end = *end.get_or_insert_with(|| Instant::now() + hand_over::REST);
+                let left = end.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    return Err(Ended::Broken(
+                        "the rest of a refused request had not come half a second after its server \
+                         was to be replaced",
+                    ));
                 }
+                self.gate.wait(self.socket.as_fd(), Some(left))?;
+            } else {
+                end = None;
             }
             self.fill_some(true)?;
         }

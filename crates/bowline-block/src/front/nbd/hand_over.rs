@@ -18,7 +18,7 @@ use super::wire::Session;
 /// that is busy costs no further system call.
 pub(super) const AWAKE: Duration = Duration::from_millis(50);
 /// How long a pause waits for a client that has sent a part of a request which is skipped.
-pub(super) const REST: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
+pub(super) const REST: Duration = Duration::from_millis(500);
 
 /// A server without its disk, for another process that takes it over.
 #[derive(Debug)]
@@ -116,20 +116,17 @@ impl Gate {
     }
 
     /// Sleeps until something comes from a client or a pause begins, at most as long as `limit`
-    /// says during a pause. Returns whether something has come.
-    pub(super) fn wait(
-        &self,
-        socket: BorrowedFd<'_>,
-        limit: Option<&Timespec>,
-    ) -> io::Result<bool> {
+    /// says during a pause.
+    pub(super) fn wait(&self, socket: BorrowedFd<'_>, limit: Option<Duration>) -> io::Result<()> {
         let mut fds = [
             PollFd::from_borrowed_fd(socket, PollFlags::IN),
             PollFd::new(&self.event, PollFlags::IN),
         ];
         let paused = limit.filter(|_| self.is_closed());
+        let paused = paused.map(|limit| Timespec::try_from(limit).unwrap_or_default());
         let fds = if paused.is_some() { &mut fds[..1] } else { &mut fds[..] };
-        match poll(fds, paused) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(!fds[0].revents().is_empty()),
+        match poll(fds, paused.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
             Err(error) => Err(error.into()),
         }
     }

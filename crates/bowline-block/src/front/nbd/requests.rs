@@ -235,12 +235,17 @@ impl Requests {
         self.changed.notify_all();
     }
 
-    /// Waits until every reply was sent, or the connection closed.
-    pub(super) fn wait_all(&self) {
+    /// Waits until every reply was sent, or the connection closed; returns false if a pause has
+    /// begun before.
+    pub(super) fn wait_all(&self) -> bool {
         let mut table = self.lock();
         while table.pending > 0 && !table.closed {
+            if table.paused {
+                return false;
+            }
             table = self.wait(table);
         }
+        true
     }
 }
 
