@@ -345,3 +345,20 @@ fn a_client_that_has_said_goodbye_and_does_not_read_delays_no_pause() {
     get_much(&mut client, FEW);
     assert!(client.sees_the_end());
 }
+
+/// The pause ends just when a request that waits for memory is to be taken back.
+#[test]
+fn a_request_that_waits_for_memory_survives_the_end_of_a_pause() {
+    // tests [NB-70]
+    let store = memory(4 << 20);
+    let served = serve("full", Arc::clone(&store));
+    let mut client = Client::begin(&served.path);
+    client.go();
+    ask_much(&mut client, MANY);
+    for _ in 0..20_000 {
+        served.server.pause();
+        served.server.unpause();
+    }
+    get_much(&mut client, MANY);
+    assert_eq!(served.server.faults(), 0);
+}

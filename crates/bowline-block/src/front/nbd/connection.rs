@@ -17,7 +17,7 @@ use super::hand_over::{self, Gate, HandedClient};
 use super::handshake::{self, Outcome};
 use super::output::{Output, Reply};
 use super::reply::{self, Failure, Head, Origin};
-use super::requests::{Place, Request, Requests};
+use super::requests::{NoPlace, Place, Request, Requests};
 use super::status::{self, Extents};
 use super::wire::Session;
 use super::work::{Work, WorkQueue};
@@ -302,9 +302,11 @@ impl Connection {
             self.disk.submit(batch);
             input.turns.leave(&*self.disk);
         });
-        let Some(place) = place else {
-            return Err(if self.gate.is_closed() { input.take_back(&[]) } else { Ended::Gone });
-        };
+        // The pause may be over by now: the request is handled again then.
+        let place = place.map_err(|why| match why {
+            NoPlace::Paused => input.take_back(&[]),
+            NoPlace::Gone => Ended::Gone,
+        })?;
         let (op, place) = match (action, place) {
             (Ok(Action::Io(op)), Ok(place)) => (op, place),
             (action, _) => {

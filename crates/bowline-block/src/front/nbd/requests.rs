@@ -63,6 +63,15 @@ struct Table {
     closed: bool,
 }
 
+/// Why a request gets no memory.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum NoPlace {
+    /// The reading thread is wanted elsewhere; the request is taken back.
+    Paused,
+    /// The connection was closed, or the client has hung up.
+    Gone,
+}
+
 impl Requests {
     /// `are_left`: an earlier process has left replies to send.
     pub(super) fn new(shared_memory: DeviceMem, are_left: bool) -> Self {
@@ -98,22 +107,21 @@ impl Requests {
     }
 
     /// Counts a request and allocates memory for its `len` bytes of data. If there is none, calls
-    /// `before` once, which submits earlier requests, and waits. `None`: the connection was closed
-    /// or is paused, or the client has hung up. A failed allocation is counted too, since it has to
-    /// be answered.
+    /// `before` once, which submits earlier requests, and waits. A failed allocation is counted too,
+    /// since it has to be answered.
     pub(super) fn allocate(
         &self,
         disk: &dyn BlockDevice,
         len: u32,
         before: impl FnOnce(),
-    ) -> Option<Result<Place, Errno>> {
+    ) -> Result<Result<Place, Errno>, NoPlace> {
         let separate = self.is_separate(len);
         let len = len as usize;
         let mut before = Some(before);
         let mut table = self.lock();
         loop {
             if table.closed {
-                return None;
+                return Err(NoPlace::Gone);
             }
             if table.pending < MAX_REQUESTS {
                 if separate && table.separate_bytes + len <= MAX_SEPARATE {
@@ -121,7 +129,7 @@ impl Requests {
                     table.separate_bytes += len;
                     drop(table);
                     let place = disk.memory(len).map(Place::Separate);
-                    return Some(place.inspect_err(|_| self.lock().separate_bytes -= len));
+                    return Ok(place.inspect_err(|_| self.lock().separate_bytes -= len));
                 }
                 let place = match len {
                     _ if separate => None,
@@ -130,7 +138,7 @@ impl Requests {
                 };
                 if let Some(place) = place {
                     table.pending += 1;
-                    return Some(Ok(place));
+                    return Ok(Ok(place));
                 }
             }
             if let Some(before) = before.take() {
@@ -139,8 +147,11 @@ impl Requests {
                 table = self.lock();
                 continue;
             }
-            if table.hung_up || table.paused {
-                return None;
+            if table.hung_up {
+                return Err(NoPlace::Gone);
+            }
+            if table.paused {
+                return Err(NoPlace::Paused);
             }
             table = self.wait(table);
         }
