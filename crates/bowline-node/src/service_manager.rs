@@ -43,6 +43,8 @@ const END_TIME: Duration = Duration::from_secs(10);
 pub struct Supervisor {
     to: Option<(UnixDatagram, SocketAddr)>,
     beat: Option<Duration>,
+    /// It keeps descriptors.
+    keeps: bool,
 }
 
 /// Where a manager listens, and what it expects, for another process of its service.
@@ -52,6 +54,8 @@ pub struct Contact {
     socket: String,
     /// As in `WATCHDOG_USEC`.
     watchdog_usec: Option<u64>,
+    /// It keeps descriptors.
+    keeps: bool,
 }
 
 /// Shows a watchdog that a process makes progress which waits in a loop.
@@ -90,13 +94,27 @@ impl Supervisor {
             || number("WATCHDOG_PID") == Some(process::id().into());
         let watchdog = number("WATCHDOG_USEC").filter(|micros| is_ours && *micros > 0);
         let beat = watchdog.map(|micros| Duration::from_micros(micros) / BEATS);
-        Self { beat: beat.filter(|_| to.is_some()), to }
+        let keeps = to.is_some() && number("FDSTORE").is_some_and(|count| count > 0);
+        Self { beat: beat.filter(|_| to.is_some()), to, keeps }
+    }
+
+    /// Tells whether it keeps descriptors for the next process of the service, as far as it says so
+    /// (`FDSTORE`, systemd 254).
+    pub const fn keeps(&self) -> bool {
+        self.keeps
+    }
+
+    /// The start of the service takes this long from now on, or less.
+    pub fn extend(&self, wait: Duration, status: &str) {
+        let micros = wait.as_micros();
+        self.tell(&format!("EXTEND_TIMEOUT_USEC={micros}\nSTATUS={status}"));
     }
 
     /// Returns the manager of another process, in whose service this one is to be.
     pub fn of(contact: &Contact) -> Self {
         Self::named(|name| match name {
             "NOTIFY_SOCKET" => Some(contact.socket.clone().into()),
+            "FDSTORE" => contact.keeps.then(|| "1".into()),
             "WATCHDOG_USEC" => contact.watchdog_usec.map(|micros| micros.to_string().into()),
             _ => None,
         })
@@ -112,7 +130,7 @@ impl Supervisor {
         };
         let watchdog = self.beat.map(|beat| beat * BEATS);
         let watchdog_usec = watchdog.and_then(|time| time.as_micros().try_into().ok());
-        Some(Contact { socket, watchdog_usec })
+        Some(Contact { socket, watchdog_usec, keeps: self.keeps })
     }
 
     /// Begins a loop that shows the watchdog that it makes progress.
@@ -165,8 +183,20 @@ impl Supervisor {
     /// `NotFound` without a manager, `TimedOut` for one that does not take them; errors of the
     /// system.
     pub fn store(&self, name: &str, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
-        let state = format!("FDSTORE=1\nFDNAME={name}");
-        descriptors.chunks(BATCH).try_for_each(|batch| self.tell_with(&state, batch))?;
+        self.store_as(&format!("FDSTORE=1\nFDNAME={name}"), descriptors)
+    }
+
+    /// As [`store`](Self::store); the manager does not wait for the other ends to be closed. It would
+    /// be woken with each request of a mount.
+    ///
+    /// # Errors
+    /// Those of [`store`](Self::store).
+    pub fn store_unpolled(&self, name: &str, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        self.store_as(&format!("FDSTORE=1\nFDPOLL=0\nFDNAME={name}"), descriptors)
+    }
+
+    fn store_as(&self, state: &str, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        descriptors.chunks(BATCH).try_for_each(|batch| self.tell_with(state, batch))?;
         self.barrier()
     }
 

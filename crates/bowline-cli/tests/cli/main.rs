@@ -29,6 +29,7 @@ mod rnbd_ending;
 mod rnbd_export;
 mod rnbd_failing;
 mod rnbd_files;
+mod rnbd_kept;
 mod rnbd_kills;
 mod rnbd_many;
 mod rnbd_memory;

@@ -19,14 +19,14 @@ use crate::support::{Folder, Running, run, start};
 
 pub(crate) const BLOCK: usize = 4096;
 /// Blocks of each writer.
-const BLOCKS: u64 = 64;
+pub(crate) const BLOCKS: u64 = 64;
 /// Requests in flight of each writer.
 const DEPTH: usize = 8;
-const WRITERS: u64 = 3;
+pub(crate) const WRITERS: u64 = 3;
 /// Longest wait of a client, on the slowest machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-fn content(block: u64, generation: u64) -> Vec<u8> {
+pub(crate) fn content(block: u64, generation: u64) -> Vec<u8> {
     (0..BLOCK as u64 / 8)
         .flat_map(|word| (block << 48 | generation << 16 | word).to_le_bytes())
         .collect()
@@ -87,7 +87,10 @@ impl Nbd {
 
     /// Writes as [`write_until`](Self::write_until), but connects again when the connection ends,
     /// and sends again what was not answered.
-    fn write_and_reconnect(place: &Path, shared: &Shared) -> (BTreeMap<u64, u64>, Duration) {
+    pub(crate) fn write_and_reconnect(
+        place: &Path,
+        shared: &Shared,
+    ) -> (BTreeMap<u64, u64>, Duration) {
         let (mut written, mut flying) = (BTreeMap::new(), BTreeMap::new());
         let (mut next, mut longest, mut last) = (0, Duration::ZERO, Instant::now());
         loop {
@@ -162,8 +165,8 @@ impl Nbd {
 
 #[derive(Default)]
 pub(crate) struct Shared {
-    answers: AtomicU64,
-    stop: AtomicBool,
+    pub(crate) answers: AtomicU64,
+    pub(crate) stop: AtomicBool,
 }
 
 impl Shared {
@@ -180,7 +183,7 @@ impl Shared {
 }
 
 /// Ends the clients, also when a check fails.
-struct Stop<'a>(&'a Shared);
+pub(crate) struct Stop<'a>(pub(crate) &'a Shared);
 
 impl Drop for Stop<'_> {
     fn drop(&mut self) {
@@ -222,7 +225,11 @@ fn replace(folder: &Folder, host: u8, more: &[&str], process: &mut Running) {
 }
 
 /// Compares all blocks with what was written last.
-fn compare(written: &BTreeMap<u64, u64>, image: &Path, mut read: impl FnMut(u64) -> Vec<u8>) {
+pub(crate) fn compare(
+    written: &BTreeMap<u64, u64>,
+    image: &Path,
+    mut read: impl FnMut(u64) -> Vec<u8>,
+) {
     let file = File::open(image).expect("the image");
     let mut stored = vec![0; BLOCK];
     for (block, generation) in written {

@@ -3,7 +3,8 @@
 use std::{
     collections::BTreeMap,
     ffi::OsString,
-    fmt,
+    fmt, io,
+    os::{fd::OwnedFd, unix::net::UnixListener},
     path::{self, Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc::Sender},
     thread,
@@ -31,9 +32,11 @@ use super::{
     HandedFrontEnds, Trouble,
     client::ClientObjects,
     ending::{FINISH_PATIENCE, Unserved, tell, users},
+    kept,
     mapping::MapConfig,
+    replace::Service,
 };
-use crate::{Failure, Outcome, config::entry::Entry, mount::no_mount};
+use crate::{Failure, Outcome, config::entry::Entry, mount::no_mount, service_manager::Supervisor};
 
 /// How long an unmap waits for users of a disk: the kernel reports the end of a use a moment after
 /// the program has closed its file.
@@ -92,8 +95,11 @@ impl FrontEndConfig {
     }
 
     /// Removes what a process has left at these places that has had them: a socket at which nobody
-    /// listens, a mount that nobody serves.
-    pub fn clear(&self) {
+    /// listens, a mount that nobody serves. `listener`: nobody will accept what comes there, though
+    /// a service manager may have a copy.
+    pub fn clear(&self, listener: Option<&UnixListener>) {
+        // An error means that it does not listen.
+        listener.map(|listener| rustix::net::shutdown(listener, rustix::net::Shutdown::Both));
         if let Some(Ok((_listener, file))) = self.nbd.as_deref().map(bowline_ctl::listen) {
             file.remove();
         }
@@ -130,6 +136,8 @@ pub(super) struct FrontEnds {
     pub(super) fuse: Option<Mount>,
     ublk: Option<Ublk>,
     pub(super) vhost_user: Option<VhostUserServer>,
+    /// A service manager keeps them, together with this state of theirs.
+    pub(super) kept: Option<Arc<OwnedFd>>,
 }
 
 impl FrontEnds {
@@ -178,7 +186,7 @@ impl FrontEnds {
         self.detach();
         let nbd = self.nbd.map(NbdServer::hand_over);
         let fuse = self.fuse.map(Mount::hand_over);
-        HandedFrontEnds { nbd, fuse }
+        HandedFrontEnds { nbd, fuse, kept: self.kept }
     }
 
     /// Lets go of users that outlive this process: requests that fail from now on are no errors of
@@ -312,6 +320,8 @@ impl State {
 pub struct DiskFrontEnds {
     client: Arc<Client>,
     options: FrontEndConfig,
+    /// A service manager is to keep them, should this process be killed.
+    are_kept: bool,
     state: Mutex<State>,
     /// Receives events of disks, by their local names.
     notices: Sender<(String, DiskNotice)>,
@@ -331,7 +341,19 @@ impl DiskFrontEnds {
         options: FrontEndConfig,
         notices: Sender<(String, DiskNotice)>,
     ) -> Arc<Self> {
-        Arc::new(Self { client, options, state: Mutex::default(), notices })
+        let (are_kept, state) = (false, Mutex::default());
+        Arc::new(Self { client, options, are_kept, state, notices })
+    }
+
+    /// As [`new`](Self::new); front ends are such that a service manager can [keep](Self::keep)
+    /// them.
+    pub fn new_keepable(
+        client: Arc<Client>,
+        options: FrontEndConfig,
+        notices: Sender<(String, DiskNotice)>,
+    ) -> Arc<Self> {
+        let (are_kept, state) = (true, Mutex::default());
+        Arc::new(Self { client, options, are_kept, state, notices })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -377,7 +399,7 @@ impl DiskFrontEnds {
             self.notify(name, DiskNotice::Unmapped);
         }
         drop(state);
-        let opened = open_front_ends(disk, front_ends, handed, &self.notices);
+        let opened = open_front_ends(disk, front_ends, handed, self.are_kept, &self.notices);
         opened.inspect_err(|_| {
             let states = &mut self.lock().front_states;
             if matches!(states.get(name), Some(FrontState::Opening)) {
@@ -459,6 +481,34 @@ impl DiskFrontEnds {
         state.front_states.remove(disk);
         drop(state);
         Ok(front_ends.hand_over())
+    }
+
+    /// Leaves copies of the front ends of a disk with a service manager, unless it has them: those
+    /// that the next process of the service can resume.
+    ///
+    /// # Errors
+    /// Those of the manager, and of the system.
+    pub fn keep(&self, disk: &str, service: &Service, supervisor: &Supervisor) -> io::Result<()> {
+        let mut state = self.lock();
+        let Some(FrontState::Open(front_ends)) = state.front_states.get_mut(disk) else {
+            return Ok(());
+        };
+        let (nbd, fuse) = (front_ends.nbd.as_ref(), front_ends.fuse.as_ref());
+        if front_ends.kept.is_some() || nbd.is_none() && fuse.is_none() {
+            return Ok(());
+        }
+        let kept = Arc::new(kept::state_of(service, fuse.map(Mount::device))?);
+        fuse.iter().for_each(|mount| mount.keep_opens(Arc::clone(&kept)));
+        let nbd = nbd.map(|server| Arc::clone(server.listener()));
+        let fuse = fuse.map(|mount| Arc::clone(mount.kernel()));
+        front_ends.kept = Some(Arc::clone(&kept));
+        drop(state);
+        kept::store(supervisor, &kept, nbd.as_deref(), fuse.as_deref())
+    }
+
+    /// Tells whether a disk has front ends.
+    pub fn has(&self, disk: &str) -> bool {
+        self.lock().front_states.contains_key(disk)
     }
 
     fn notify(&self, disk: &str, notices: DiskNotice) {
@@ -609,10 +659,13 @@ fn open_front_ends(
     disk: &Arc<Disk>,
     options: &FrontEndConfig,
     handed: HandedFrontEnds,
+    are_kept: bool,
     notices: &Sender<(String, DiskNotice)>,
 ) -> Result<PreparedFrontEnds, Trouble> {
     let name = disk.local_name();
-    let mut front_ends = FrontEnds::default();
+    let mut front_ends = FrontEnds { kept: handed.kept, ..FrontEnds::default() };
+    let mut fuse_options = FuseOptions::default();
+    fuse_options.one_descriptor = are_kept || front_ends.kept.is_some();
     let mut locations = vec![name.to_owned()];
     let trouble = || {
         let (notices, local_name) = (notices.clone(), name.to_owned());
@@ -637,12 +690,12 @@ fn open_front_ends(
     if let Some(dir) = &options.fuse {
         let device: Arc<dyn BlockDevice> = Arc::<Disk>::clone(disk);
         let mounted = match handed.fuse {
-            Some(handed) => fuse::resume(device, dir, name, FuseOptions::default(), handed),
-            None => fusefs::folder(dir)
-                .and_then(|()| fuse::mount(device, dir, name, FuseOptions::default())),
+            Some(handed) => fuse::resume(device, dir, name, fuse_options, handed),
+            None => fusefs::folder(dir).and_then(|()| fuse::mount(device, dir, name, fuse_options)),
         };
-        front_ends.fuse =
-            Some(mounted.map_err(|error| Trouble::io(no_mount(dir, &error), &error))?);
+        let mounted = mounted.map_err(|error| Trouble::io(no_mount(dir, &error), &error))?;
+        front_ends.kept.clone().into_iter().for_each(|kept| mounted.keep_opens(kept));
+        front_ends.fuse = Some(mounted);
         locations.push(format!("fuse {}", dir.join(name).display()));
     }
     if options.ublk {

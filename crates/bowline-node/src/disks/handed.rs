@@ -21,6 +21,8 @@ pub struct HandedFrontEnds {
     pub nbd: Option<nbd::Handed>,
     /// The mount.
     pub fuse: Option<fuse::Handed>,
+    /// A service manager keeps copies, together with this state of theirs.
+    pub kept: Option<Arc<OwnedFd>>,
 }
 
 impl HandedFrontEnds {
@@ -30,12 +32,14 @@ impl HandedFrontEnds {
     }
 }
 
-/// What lies in a parcel, in this order: the listener of NBD, its clients, and the mount.
+/// What lies in a parcel, in this order: the listener of NBD, its clients, the mount, and what a
+/// service manager keeps of them.
 #[derive(Deserialize, Serialize)]
 struct Contents {
     /// Clients of NBD.
     nbd: Option<Vec<Client>>,
     fuse: Option<Mounted>,
+    is_kept: bool,
 }
 
 /// The mount.
@@ -75,7 +79,7 @@ impl HandedFrontEnds {
     /// Those of JSON.
     pub fn pack(&self) -> io::Result<Packed<'_>> {
         let mut parcel = Packed::default();
-        let mut contents = Contents { nbd: None, fuse: None };
+        let mut contents = Contents { nbd: None, fuse: None, is_kept: self.kept.is_some() };
         if let Some(nbd) = &self.nbd {
             parcel.descriptors.push(nbd.listener.as_fd());
             for client in &nbd.clients {
@@ -95,6 +99,7 @@ impl HandedFrontEnds {
             parcel.descriptors.push(fuse.kernel.as_fd());
             contents.fuse = Some(Mounted { opens: fuse.opens, device: fuse.device });
         }
+        parcel.descriptors.extend(self.kept.as_ref().map(|kept| kept.as_fd()));
         parcel.state = serde_json::to_string(&contents)?;
         Ok(parcel)
     }
@@ -130,6 +135,9 @@ impl HandedFrontEnds {
         }
         if let Some(Mounted { opens, device }) = contents.fuse {
             handed.fuse = Some(fuse::Handed { kernel: Arc::new(next()?), opens, device });
+        }
+        if contents.is_kept {
+            handed.kept = Some(Arc::new(next()?));
         }
         Ok(handed)
     }

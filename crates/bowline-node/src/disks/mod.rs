@@ -15,6 +15,7 @@ mod failing;
 mod front_ends;
 mod handed;
 mod host;
+pub mod kept;
 mod lost;
 mod mapping;
 mod paths;

@@ -42,7 +42,7 @@ use rustix::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::FrontEndConfig;
+use super::{FrontEndConfig, kept};
 use crate::{
     Failure, Outcome,
     service_manager::{Contact, Supervisor},
@@ -442,7 +442,12 @@ impl Heir {
                     note!("the service manager does not know process {process}: {error}");
                 }
             }
-            _ => supervisor.stopping(Duration::ZERO, "handed over"),
+            _ => {
+                supervisor.stopping(Duration::ZERO, "handed over");
+                if supervisor.keeps() {
+                    kept::forget(supervisor);
+                }
+            }
         }
     }
 }

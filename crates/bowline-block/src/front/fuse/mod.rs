@@ -30,7 +30,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, Mutex, OnceLock, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -66,6 +66,9 @@ pub struct FuseOptions {
     /// Without effect where requests come by io_uring, which is where Linux 6.14 or later
     /// offers that (the parameter `enable_uring` of its module fuse).
     pub threads: usize,
+    /// All requests come by [one descriptor](Mount::kernel), and none by io_uring: whoever keeps
+    /// that descriptor can have the mount [resumed](resume) after this process was killed.
+    pub one_descriptor: bool,
 }
 
 /// A directory with the file of a disk in it. Dropping it unmounts: at once if nobody has the file
@@ -140,7 +143,7 @@ pub fn mount(
     if options.allow_other {
         config.acl = SessionACL::All;
     }
-    let mut ring = true;
+    let mut ring = !options.one_descriptor;
     let mut serve = || Served::new(&disk, dir, file_name, options, &config, &mut ring);
     let Served { file, kernel, unmounts, gate, threads } = match serve() {
         // Where there is a ring, it may be what failed.
@@ -179,7 +182,8 @@ pub fn resume(
     let count = options.device_threads();
     let file = new_file(&disk, file_name, options, users, count * MAX_IO)?;
     let (kernel, gate) = (handed.kernel, Arc::new(Gate::closed()));
-    let threads = serve_by_device(kernel.try_clone()?, &file, &gate, count)?;
+    let way = Way { count, is_shared: options.one_descriptor };
+    let threads = serve_by_device(kernel.try_clone()?, &file, &gate, way)?;
     refresh_on_change(&disk, &file, dir.join(file_name));
     let (dir, device) = (dir.to_owned(), handed.device);
     let (unmounts, has_ring, has_begun) = (Unmounts::Here, false, AtomicBool::new(false));
@@ -234,7 +238,8 @@ impl Served {
         // By the ring come all but a few.
         let count = if threads.is_empty() { count } else { 1 };
         let gate = Arc::default();
-        threads.extend(serve_by_device(mounted.kernel()?, &file, &gate, count)?);
+        let way = Way { count, is_shared: options.one_descriptor };
+        threads.extend(serve_by_device(mounted.kernel()?, &file, &gate, way)?);
         let kernel = mounted.kernel()?;
         let unmounts = mounted.session.take().map_or(Unmounts::Other, Unmounts::Session);
         Ok(Self { file, kernel, unmounts, gate, threads })
@@ -263,6 +268,7 @@ fn new_file(
     let bytes = Bytes::new(Arc::clone(disk), more);
     Ok(Arc::new(DiskFile {
         users: Mutex::new(users),
+        keeper: OnceLock::new(),
         name: name.into(),
         read_only: options.read_only,
         bytes: bytes.map_err(|errno| io::Error::from_raw_os_error(errno.0))?,
@@ -271,16 +277,28 @@ fn new_file(
     }))
 }
 
-/// Starts threads that take requests by /dev/fuse, at most `count`: where there can be no more, one
-/// is enough.
+/// How threads take requests by /dev/fuse.
+#[derive(Clone, Copy)]
+struct Way {
+    /// At most this many: where there can be no more, one is enough.
+    count: usize,
+    /// All by one descriptor. What was read from another one fails when that is closed.
+    is_shared: bool,
+}
+
+/// Starts threads that take requests by /dev/fuse.
 fn serve_by_device(
     kernel: OwnedFd,
     file: &Arc<DiskFile>,
     gate: &Arc<Gate>,
-    count: usize,
+    Way { count, is_shared }: Way,
 ) -> io::Result<Vec<JoinHandle<()>>> {
     let first = Device { fd: kernel };
-    let others: Vec<_> = (1..count).map_while(|_| first.another().ok()).collect();
+    let another = |_| match is_shared {
+        true => first.fd.try_clone().map(|fd| Device { fd }).ok(),
+        false => first.another().ok(),
+    };
+    let others: Vec<_> = (1..count).map_while(another).collect();
     let serve = |device: Device, index: usize| {
         let (device, file, gate) = (Arc::new(device), Arc::clone(file), Arc::clone(gate));
         let own = MEMORY + index * MAX_IO;
@@ -341,6 +359,23 @@ impl Mount {
     /// Returns the directory.
     pub fn dir(&self) -> &Path {
         &self.dir
+    }
+
+    /// Returns where the kernel's requests come from.
+    pub const fn kernel(&self) -> &Arc<OwnedFd> {
+        &self.kernel
+    }
+
+    /// Returns the device number of the mount, by which it is known.
+    pub const fn device(&self) -> u64 {
+        self.device
+    }
+
+    /// Writes how often the file is open, 8 bytes in the machine's order, to the beginning of
+    /// `keeper` whenever that changes: should this process be killed, the next one knows. A number
+    /// that was not written in time is too large.
+    pub fn keep_opens(&self, keeper: Arc<OwnedFd>) {
+        self.file.keep_opens(keeper);
     }
 
     /// Returns how often the file is open. The kernel reports a close a moment after it.

@@ -244,6 +244,11 @@ impl NbdServer {
         self.shared.lock().disabled = false;
     }
 
+    /// Returns the socket at which it listens.
+    pub const fn listener(&self) -> &Arc<UnixListener> {
+        &self.listener
+    }
+
     /// Returns the path of the socket.
     pub fn path(&self) -> &Path {
         &self.path

@@ -17,7 +17,7 @@ use bowline_node::{
     disks::{
         DeviceConfig, DiskFrontEnds, ENDING_PATIENCE, FREE_POLL, FREE_WAIT, FailingDisks,
         FrontEndConfig, HandedFrontEnds, Heir, MapConfig, Mapping, Predecessor, Route, Service,
-        Unserved, client_classes, map_patiently, refused, report_all, unmap_all, watch,
+        Unserved, client_classes, kept, map_patiently, refused, report_all, unmap_all, watch,
     },
     log::Duty,
     metrics, namespaces,
@@ -48,6 +48,8 @@ const MAP_AGAIN: Duration = Duration::from_millis(500);
 const READY_TIME: Duration = Duration::from_secs(10);
 /// How long a process that was asked to stop tries to map a disk that it has to end in order.
 const LAST_MAP_TIME: Duration = Duration::from_secs(5);
+/// How often a service manager hears that the start takes longer.
+const EXTEND_INTERVAL: Duration = Duration::from_secs(10);
 /// How often it checks whether the server has answered.
 const ANSWER_POLL: Duration = Duration::from_millis(1);
 
@@ -61,7 +63,10 @@ const ANSWER_POLL: Duration = Duration::from_millis(1);
                   Paths that are lost or back are logged on standard error. Ends with SIGINT or SIGTERM, or when no \
                   disk has been mapped for a second. At the end it names the processes that it cuts off, answers \
                   what they have asked for (within 5 s) and flushes what was written; a second signal ends it at \
-                  once. Exit status 1: not all of that was possible. Unmount file systems on the disks first, or data that was not \
+                  once. Exit status 1: not all of that was possible. Under a service manager that keeps descriptors \
+                  (FileDescriptorStoreMax= of systemd 254) a process that is killed and started again with the \
+                  same options resumes: the file of --fuse stays open, and its requests wait (Linux 6.9; they do \
+                  not come by io_uring then); clients of --nbd connect again. Unmount file systems on the disks first, or data that was not \
                   written back is lost."
 )]
 pub(super) struct Args {
@@ -148,12 +153,17 @@ pub(super) fn mapped(
 /// What this process continues with.
 struct Inherited {
     front_ends: HandedFrontEnds,
-    /// The process that has handed it over, unless it was this one, which has taken it back.
+    /// The process that has handed it over, unless it was this one, which has taken it back, or one
+    /// that was killed.
     predecessor: Option<Predecessor>,
 }
 
 /// Runs the command.
 pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
+    // Before anything is opened.
+    let passed = bowline_ctl::passed(&kept::STORED).map_err(|error| {
+        Failure::failed(format!("what the service manager passed cannot be used: {error}"))
+    })?;
     let stop = Stop::install_with(Duty::Service { json: false })?;
     let device = args.device.as_deref().ok_or_else(|| Failure::usage("a device is missing"))?;
     let route = args.route.route(&args.further)?;
@@ -171,12 +181,20 @@ pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
         let predecessor =
             Predecessor::find(control.as_deref(), service.clone(), ready_within, &supervisor)?;
         let parcel = predecessor.take()?;
-        if let Some(manager) = &parcel.manager {
+        let has_own = parcel.manager.as_ref().is_none_or(|manager| {
             supervisor = Supervisor::of(manager);
-        }
-        let front_ends = HandedFrontEnds::unpack(parcel)
+            false
+        });
+        let mut front_ends = HandedFrontEnds::unpack(parcel)
             .map_err(|error| Failure::failed(format!("what was handed over: {error}")))?;
+        if has_own {
+            // What the other one's manager keeps is not for this service.
+            front_ends.kept = None;
+        }
         inherited = Some(Inherited { front_ends, predecessor: Some(predecessor) });
+    } else if let Some(front_ends) = kept::resumed(passed.stored, &service) {
+        say!("resuming what an earlier process of this service has left");
+        inherited = Some(Inherited { front_ends, predecessor: None });
     }
     let mapped = Mapped { args, control, device, route, wanted, service, stop, supervisor };
     loop {
@@ -219,8 +237,16 @@ impl Mapped<'_> {
         let began = Instant::now();
         let is_own = matches!(inherited, Some(Inherited { predecessor: None, .. }));
         let (mut beats, mut stopped) = (self.supervisor.beats(), None);
+        let mut extended: Option<Instant> = None;
         let mut waits = |time: Duration| {
-            beats.tick();
+            if is_own {
+                beats.tick();
+                if extended.is_none_or(|last| last.elapsed() >= EXTEND_INTERVAL) {
+                    // However long the server is away: users of the disk wait for it.
+                    extended = Some(Instant::now());
+                    self.supervisor.extend(EXTEND_INTERVAL * 3, "waiting for the server");
+                }
+            }
             if !self.stop.wait(Some(time)) {
                 return true;
             }
@@ -272,18 +298,21 @@ impl Mapped<'_> {
     fn serve_to_end(&self, inherited: Option<Inherited>) -> Outcome<Ended> {
         let Self { args, control, device, stop, wanted, supervisor, .. } = self;
         let is_taken_back = matches!(inherited, Some(Inherited { predecessor: None, .. }));
+        let nbd = inherited.as_ref().and_then(|inherited| inherited.front_ends.nbd.as_ref());
+        let listener = nbd.map(|nbd| Arc::clone(&nbd.listener));
         let (client, disk, mut paths) = match self.map(inherited.as_ref()) {
             Err(failure) if is_taken_back => {
                 // Nobody continues with them.
-                drop(inherited);
-                wanted.clear();
+                wanted.clear(listener.as_deref());
+                kept::forget(supervisor);
                 note!("what was written may not be durable: the server was not reached again");
                 return Err(failure);
             }
             found => found?,
         };
         let (sender, notices) = mpsc::channel();
-        let front_ends = DiskFrontEnds::new(Arc::clone(&client), wanted.clone(), sender);
+        let new = if supervisor.keeps() { DiskFrontEnds::new_keepable } else { DiskFrontEnds::new };
+        let front_ends = new(Arc::clone(&client), wanted.clone(), sender);
         let mapping = Mapping { options: client.defaults().clone(), front_ends: wanted.clone() };
         front_ends.remember(&disk, mapping);
         let (handed, predecessor) = inherited.map_or_else(Default::default, |inherited| {
@@ -312,6 +341,7 @@ impl Mapped<'_> {
             Ok((prepared, served))
         });
         let has_begun = open.is_ok();
+        let listener = listener.filter(|_| !has_begun);
         let begun = open.and_then(|(prepared, served)| {
             front_ends.begin(&disk, prepared).map(|()| served).map_err(failed)
         });
@@ -319,6 +349,10 @@ impl Mapped<'_> {
             let name = disk.local_name().to_owned();
             drop(disk);
             report_all(&notices);
+            let mut is_kept = supervisor.keeps();
+            if is_kept && let Err(error) = front_ends.keep(&name, &self.service, supervisor) {
+                note!("the service manager does not keep the disk: {error}");
+            }
             let why = |own: IpAddr, server: IpAddr| client.engine().fault(own, server);
             supervisor.ready(&format!("{device} is mapped"));
             let mut failing = FailingDisks::default();
@@ -327,6 +361,10 @@ impl Mapped<'_> {
                 report_all(&notices);
                 paths.report(why);
                 failing.report(&client);
+                if is_kept && !front_ends.has(&name) {
+                    kept::forget(supervisor);
+                    is_kept = false;
+                }
                 idle = if args.stay || front_ends.is_needed() { 0 } else { idle + 1 };
                 supervisor.beat();
                 if let Some(handed) = self.hand_over(&front_ends, &name, &asking) {
@@ -363,9 +401,12 @@ impl Mapped<'_> {
             return result;
         }
         unmap_all(&client, stop, || front_ends.close(&mut unserved));
+        if supervisor.keeps() {
+            kept::forget(supervisor);
+        }
         unserved.tell();
         if !has_begun && is_taken_back {
-            wanted.clear();
+            wanted.clear(listener.as_deref());
         }
         let ended = result?;
         if unserved.is_nothing() {

@@ -1,0 +1,93 @@
+"""A service manager with a store of descriptors, as systemd has: it starts a command again whenever
+that is killed, with what it has stored, and says what it hears. On SIGTERM it stops the command.
+
+Arguments: the path of its socket, the command."""
+
+import array
+import ctypes
+import fcntl
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+
+NOTIFY, COMMAND = sys.argv[1], sys.argv[2:]
+PR_SET_PDEATHSIG = 1
+LIBC = ctypes.CDLL(None)
+
+notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+notify.bind(NOTIFY)
+# Name and descriptor of each thing that is kept.
+store = []
+is_stopping = False
+
+
+def say(text):
+    print(text, flush=True)
+
+
+def stop(*_):
+    global is_stopping
+    is_stopping = True
+    child.terminate()
+
+
+def start():
+    high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 500) for _, fd in store]
+
+    def place():
+        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        for at, fd in enumerate(high):
+            os.dup2(fd, 3 + at)
+
+    env = dict(os.environ, NOTIFY_SOCKET=NOTIFY, FDSTORE="16", LISTEN_FDS=str(len(store)))
+    env["LISTEN_FDNAMES"] = ":".join(name for name, _ in store)
+    command = ["sh", "-c", 'LISTEN_PID=$$ exec "$@"', "sh", *COMMAND]
+    process = subprocess.Popen(command, env=env, preexec_fn=place, close_fds=False, stdout=sys.stderr)
+    list(map(os.close, high))
+    say(f"started {process.pid}")
+    return process
+
+
+def hear():
+    space = socket.CMSG_SPACE(253 * 4)
+    text, control, flags, _ = notify.recvmsg(4096, space, socket.MSG_CMSG_CLOEXEC)
+    assert not flags & socket.MSG_CTRUNC
+    fds = array.array("i")
+    for _, _, data in control:
+        fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    fields = dict(line.partition("=")[::2] for line in text.decode().splitlines())
+    name = fields.get("FDNAME")
+    if "FDSTORE" in fields:
+        assert fields["FDPOLL"] == "0"
+        store.extend((name, fd) for fd in fds)
+        say(f"stored {name}")
+    else:
+        list(map(os.close, fds))
+    if "FDSTOREREMOVE" in fields:
+        for found in [one for one in store if one[0] == name]:
+            os.close(found[1])
+            store.remove(found)
+            say(f"removed {name}")
+    if "READY" in fields:
+        say("ready")
+
+
+# Those of before are not passed on: only what the store has.
+for fd in range(3, notify.fileno()):
+    try:
+        os.close(fd)
+    except OSError:
+        pass
+child = start()
+signal.signal(signal.SIGTERM, stop)
+while True:
+    if select.select([notify], [], [], 0.005)[0]:
+        hear()
+    elif child.poll() is not None:
+        say(f"ended {child.returncode}, has {len(store)}")
+        if is_stopping or child.returncode >= 0:
+            sys.exit(child.returncode)
+        child = start()
