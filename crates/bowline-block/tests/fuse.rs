@@ -61,7 +61,8 @@ fn mount(name: &str, bytes: u64, options: FuseOptions) -> Option<Mounted> {
     match fuse::mount(disk.clone(), &dir, "disk.img", options) {
         Ok(mount) => {
             let file = dir.join("disk.img");
-            assert!(!BY_RING || offer::is_used(), "nobody serves a ring");
+            let by_ring = BY_RING && !options.one_descriptor;
+            assert!(!by_ring || offer::is_used(), "nobody serves a ring");
             Some(Mounted { mount: Some(mount), dir, file, disk, store: same, _offer: offer })
         }
         Err(error) => {
@@ -376,6 +377,27 @@ fn a_mount_that_is_resumed_touches_nothing_before_it_begins() {
     assert_eq!(out, [7; 4096]);
     drop(file);
     mounted.mount = Some(mount);
+}
+
+#[test]
+fn a_mount_that_is_to_be_kept_has_one_descriptor_and_writes_how_often_it_is_open() {
+    // tests [NB-72]
+    let mut options = FuseOptions::default();
+    (options.one_descriptor, options.threads) = (true, 3);
+    // Even where a ring is offered.
+    let Some(mounted) = mount("kept", 1 << 20, options) else { return };
+    let mount = mounted.mount.as_ref().expect("mounted");
+    assert_eq!(mount.cannot_hand_over(), None);
+    let path = mounted.dir.with_extension("opens");
+    let keeper = File::create_new(&path).expect("a file");
+    mount.keep_opens(Arc::new(keeper.into()));
+    let opens = || std::fs::read(&path).expect("read");
+    assert_eq!(opens(), 0_u64.to_ne_bytes());
+    let files = [(); 2].map(|()| File::open(&mounted.file).expect("opened"));
+    assert_eq!(opens(), 2_u64.to_ne_bytes());
+    drop(files);
+    until("it is closed", || opens() == 0_u64.to_ne_bytes());
+    std::fs::remove_file(&path).expect("removed");
 }
 
 #[test]

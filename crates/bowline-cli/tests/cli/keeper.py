@@ -1,5 +1,5 @@
 """A service manager with a store of descriptors, as systemd has: it starts a command again whenever
-that is killed, with what it has stored, and says what it hears. On SIGTERM it stops the command.
+its main process is killed, with what it has stored, and says what it hears. On SIGTERM it stops that.
 
 Arguments: the path of its socket, the command."""
 
@@ -31,7 +31,7 @@ def say(text):
 def stop(*_):
     global is_stopping
     is_stopping = True
-    child.terminate()
+    os.kill(main, signal.SIGTERM)
 
 
 def start():
@@ -51,7 +51,16 @@ def start():
     return process
 
 
+def is_gone(process):
+    try:
+        with open(f"/proc/{process}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] in "ZX"
+    except FileNotFoundError:
+        return True
+
+
 def hear():
+    global main
     space = socket.CMSG_SPACE(253 * 4)
     text, control, flags, _ = notify.recvmsg(4096, space, socket.MSG_CMSG_CLOEXEC)
     assert not flags & socket.MSG_CTRUNC
@@ -71,6 +80,9 @@ def hear():
             os.close(found[1])
             store.remove(found)
             say(f"removed {name}")
+    if "MAINPID" in fields:
+        main = int(fields["MAINPID"])
+        say(f"goes on in {main}")
     if "READY" in fields:
         say("ready")
 
@@ -82,12 +94,16 @@ for fd in range(3, notify.fileno()):
     except OSError:
         pass
 child = start()
+main = child.pid
 signal.signal(signal.SIGTERM, stop)
 while True:
     if select.select([notify], [], [], 0.005)[0]:
         hear()
-    elif child.poll() is not None:
-        say(f"ended {child.returncode}, has {len(store)}")
-        if is_stopping or child.returncode >= 0:
-            sys.exit(child.returncode)
+    elif is_gone(main):
+        # How another process has ended is not known here.
+        code = child.wait() if main == child.pid else None
+        say(f"ended {code}, has {len(store)}")
+        if is_stopping or code is not None and code >= 0:
+            sys.exit(code)
         child = start()
+        main = child.pid

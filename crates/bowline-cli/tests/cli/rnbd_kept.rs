@@ -15,7 +15,7 @@ use std::{
 use bowline_testkit::skipped;
 
 use crate::rnbd_replace::{
-    BLOCK, BLOCKS, Nbd, PATIENCE, Shared, Stop, WRITERS, compare, content, end, export,
+    BLOCK, BLOCKS, Nbd, PATIENCE, Shared, Stop, WRITERS, compare, content, end, export, map,
 };
 use crate::support::{Folder, Running, run, start_as};
 
@@ -132,6 +132,46 @@ fn a_file_stays_open_when_its_process_is_killed() {
     assert!(!place.exists());
     let mounts = fs::read_to_string("/proc/self/mountinfo").expect("mounts");
     assert!(!mounts.contains(&text(&dir)), "{mounts}");
+    end(server);
+}
+
+/// What is kept is the next process's, too, which is in the service of the former one.
+#[test]
+fn a_process_that_has_replaced_another_one_may_be_killed() {
+    // tests [NB-72] [NB-70]
+    let folder = Folder::new();
+    let (server, _) = export(&folder, 33, &[]);
+    let (dir, place) = (folder.path().join("files"), folder.path().join("nbd.sock"));
+    let text = |path: &Path| path.to_str().expect("a plain path").to_owned();
+    let doors = ["--fuse", &text(&dir), "--nbd", &text(&place)];
+    let mut keeper = Keeper::start(&folder, 33, &doors);
+    keeper.started();
+    if !keeper.0.hears("stored bowline-disk") {
+        let done = keeper.0.finish();
+        assert!(done.err.contains("FUSE") || done.err.contains("fusermount"), "{done:?}");
+        return skipped::without_fuse(done.err.trim());
+    }
+    keeper.0.expect("ready");
+    let mut next = map(&folder, 33, &[&doors[..], &["--replace"]].concat());
+    keeper.0.expect(&format!("goes on in {}", next.id()));
+    next.expect("mapped disk0 ");
+    let file = OpenOptions::new().read(true).write(true).open(dir.join("rnbd0")).expect("the disk");
+    file.write_all_at(&content(1, 1), 0).expect("written");
+    next.signal("-KILL");
+    assert_eq!(next.finish().code, None, "it was killed");
+    keeper.0.expect("ended None, has 3");
+    keeper.started();
+    let mut bytes = vec![0; BLOCK];
+    file.read_exact_at(&mut bytes, 0).expect("read");
+    assert!(bytes == content(1, 1));
+    keeper.0.expect("ready");
+    let unmap = run(&folder, &["rnbd", "unmap", "rnbd0"]);
+    assert_ne!(unmap.code, Some(0), "the file is open: {unmap:?}");
+    drop(file);
+    keeper.0.signal("-TERM");
+    let done = keeper.0.finish().exits(0);
+    assert_eq!(done.out.matches("stored bowline-fuse\n").count(), 1, "{done:?}");
+    assert!(done.out.ends_with("ended 0, has 0\n"), "{done:?}");
     end(server);
 }
 
