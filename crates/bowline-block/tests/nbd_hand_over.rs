@@ -299,12 +299,12 @@ fn a_client_whose_refused_data_does_not_end_is_disconnected_alone() {
     // tests [NB-70]
     let store = memory(1 << 20);
     let served = serve("refused", Arc::clone(&store));
-    let (told, faults) = channel();
-    let report_to = |served: &Served, told: &Sender<String>| {
-        let told = told.clone();
-        served.server.on_fault(move |why| told.send(why.to_owned()).expect("somebody listens"));
+    let (reports, faults) = channel();
+    let report_to = |served: &Served, reports: &Sender<String>| {
+        let reports = reports.clone();
+        served.server.on_fault(move |why| reports.send(why.to_owned()).expect("somebody listens"));
     };
-    report_to(&served, &told);
+    report_to(&served, &reports);
     let mut other = Client::structured(&served);
     let mut client = Client::begin(&served.path);
     client.go();
@@ -317,7 +317,7 @@ fn a_client_whose_refused_data_does_not_end_is_disconnected_alone() {
         let mut served = served;
         while !sends.is_finished() {
             served = paused_in_time(served, Arc::clone(&store));
-            report_to(&served, &told);
+            report_to(&served, &reports);
         }
         sends.join().unwrap().expect_err("nobody reads it");
         served

@@ -186,8 +186,8 @@ impl Supervisor {
         self.store_as(&format!("FDSTORE=1\nFDNAME={name}"), descriptors)
     }
 
-    /// As [`store`](Self::store); the manager does not wait for the other ends to be closed. It would
-    /// be woken with each request of a mount.
+    /// As [`store`](Self::store); the manager does not wait for the other ends to be closed. It
+    /// would be woken with each request of a mount.
     ///
     /// # Errors
     /// Those of [`store`](Self::store).
@@ -200,7 +200,7 @@ impl Supervisor {
         self.barrier()
     }
 
-    /// Waits until the manager has heard all that it was told.
+    /// Waits until the manager has read all messages.
     fn barrier(&self) -> io::Result<()> {
         // The manager closes the other end when it has read all before it.
         let (ours, theirs) = UnixStream::pair()?;

@@ -82,7 +82,7 @@ def hear():
             say(f"removed {name}")
     if "MAINPID" in fields:
         main = int(fields["MAINPID"])
-        say(f"goes on in {main}")
+        say(f"continues in {main}")
     if "READY" in fields:
         say("ready")
 

@@ -153,7 +153,7 @@ fn a_process_that_has_replaced_another_one_may_be_killed() {
     }
     keeper.0.expect("ready");
     let mut next = map(&folder, 33, &[&doors[..], &["--replace"]].concat());
-    keeper.0.expect(&format!("goes on in {}", next.id()));
+    keeper.0.expect(&format!("continues in {}", next.id()));
     next.expect("mapped disk0 ");
     let file = OpenOptions::new().read(true).write(true).open(dir.join("rnbd0")).expect("the disk");
     file.write_all_at(&content(1, 1), 0).expect("written");
@@ -182,7 +182,7 @@ fn what_was_kept_of_another_disk_is_given_up() {
     let (server, _) = export(&folder, 31, &[]);
     let (place, other) = (folder.path().join("nbd.sock"), folder.path().join("other.sock"));
     let file = folder.write("socket", place.to_str().expect("a plain path"));
-    // The place of the socket is read anew by each process, as from a unit's settings.
+    // The place of the socket is read by each process, as from a unit's settings.
     let script = format!(
         "exec \"$0\" rnbd map disk0 --from s1 --path 127.75.31.11@127.75.31.1 --nbd \"$(cat {})\"",
         file.display()
@@ -197,7 +197,7 @@ fn what_was_kept_of_another_disk_is_given_up() {
     kill(process);
     keeper.started();
     keeper.0.expect("removed bowline-nbd").expect("stored bowline-nbd").expect("ready");
-    keeper.0.until_told("is of another disk");
+    keeper.0.until_logged("is of another disk");
     assert!(!place.exists());
     Nbd::connect(&other).expect("connected").read(0);
     keeper.0.signal("-TERM");
@@ -206,7 +206,7 @@ fn what_was_kept_of_another_disk_is_given_up() {
     end(server);
 }
 
-/// A server that is away when the process starts again: users wait, and the manager is told.
+/// A server that is away when the process starts again: users wait, and the manager learns of it.
 #[test]
 fn a_process_that_was_killed_waits_for_its_server_and_can_be_stopped() {
     // tests [NB-72]
@@ -220,7 +220,7 @@ fn a_process_that_was_killed_waits_for_its_server_and_can_be_stopped() {
     end(server);
     kill(process);
     keeper.started();
-    keeper.0.until_told("resuming what an earlier process");
+    keeper.0.until_logged("resuming what an earlier process");
     assert!(place.exists());
     keeper.0.signal("-TERM");
     let begun = Instant::now();

@@ -147,9 +147,9 @@ fn disks_are_there_when_their_server_and_their_client_say_so() {
     export.finish().exits(0);
 }
 
-/// The watchdog of a process that hands over is fed, and the next one is the service's main process.
+/// The watchdog of a process that hands over is fed, and the next one becomes the main process.
 #[test]
-fn a_service_goes_on_in_the_process_that_replaces_its_own() {
+fn a_service_continues_in_the_process_that_replaces_its_own() {
     // tests [NB-70]
     let folder = Folder::new();
     let (server, _) = export(&folder, 26, &[]);

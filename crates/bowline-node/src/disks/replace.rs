@@ -147,7 +147,7 @@ struct Kind {
 
 /// What comes with the descriptors.
 #[derive(Deserialize, Serialize)]
-struct Told<'a> {
+struct Preface<'a> {
     /// What the rest is.
     state: Cow<'a, str>,
     /// The service manager of the process that is replaced.
@@ -291,7 +291,7 @@ impl Predecessor {
         }
         let descriptors = (0..count).map(|_| receive_descriptor(stream));
         let descriptors = descriptors.collect::<io::Result<Vec<_>>>()?;
-        let Told { state, manager } = serde_json::from_str(&text)?;
+        let Preface { state, manager } = serde_json::from_str(&text)?;
         let state = state.into_owned();
         match read_byte(stream)? {
             FREE => Ok(Ok(Parcel { state, bytes, descriptors, manager })),
@@ -390,7 +390,7 @@ impl Heir {
     pub fn send(&self, parcel: &Packed<'_>, supervisor: &Supervisor) -> io::Result<()> {
         let mut stream = &*self.stream;
         let manager = supervisor.contact().filter(|_| !self.has_manager);
-        let text = serde_json::to_string(&Told { state: (&*parcel.state).into(), manager })?;
+        let text = serde_json::to_string(&Preface { state: (&*parcel.state).into(), manager })?;
         stream.write_all(&[TELLS])?;
         write_bytes(stream, text.as_bytes())?;
         write_bytes(stream, &parcel.bytes)?;
@@ -398,9 +398,9 @@ impl Heir {
         parcel.descriptors.iter().try_for_each(|one| send_descriptor(stream, *one))
     }
 
-    /// Tells it that all is closed here, waits until it is ready, and lets it begin; calls `waiting`
-    /// again and again. Returns false if it has ended, or was not ready in time: all is this
-    /// process's again. A request to stop changes nothing: who ends this process wants the other
+    /// Tells it that all is closed here, waits until it is ready, and lets it begin; calls
+    /// `waiting` again and again. Returns false if it has ended, or was not ready in time: all is
+    /// this process's again. A request to stop changes nothing: who ends this process wants the other
     /// one to serve.
     pub fn begins(&self, waiting: &mut dyn FnMut()) -> bool {
         let mut stream = &*self.stream;
@@ -433,7 +433,7 @@ impl Heir {
         false
     }
 
-    /// Its service is this one's: the manager is told so, unless the other process has one of its
+    /// Its service is this one's: the manager is notified, unless the other process has one of its
     /// own or this one was asked to stop, by which the manager may mean the service.
     pub fn succeeds(&self, supervisor: &Supervisor, stop: &Stop) {
         match self.process.filter(|_| !self.has_manager && !stop.asked()) {

@@ -107,8 +107,8 @@ impl Requests {
     }
 
     /// Counts a request and allocates memory for its `len` bytes of data. If there is none, calls
-    /// `before` once, which submits earlier requests, and waits. A failed allocation is counted too,
-    /// since it has to be answered.
+    /// `before` once, which submits earlier requests, and waits. A failed allocation is counted
+    /// too, since it has to be answered.
     pub(super) fn allocate(
         &self,
         disk: &dyn BlockDevice,
