@@ -39,7 +39,11 @@ pub(crate) struct Successor(UnixStream);
 impl Successor {
     /// Connects to a process, and says nothing.
     pub(crate) fn connect(folder: &Folder, process: &Running) -> Self {
-        let place = format!("bowline/rnbd/map-{}.sock", process.id());
+        Self::connect_to("map", folder, process)
+    }
+
+    fn connect_to(word: &str, folder: &Folder, process: &Running) -> Self {
+        let place = format!("bowline/rnbd/{word}-{}.sock", process.id());
         let stream = UnixStream::connect(folder.path().join(place)).expect("a control socket");
         stream.set_read_timeout(Some(PATIENCE)).expect("a limit");
         Self(stream)
@@ -53,14 +57,17 @@ impl Successor {
         fuse: Option<&Path>,
         ready_within: Duration,
     ) {
+        let service = serde_json::json!({ "map": {
+            "device": "disk0", "session": "s1", "servers": [format!("127.75.{host}.1")],
+            "front_ends": { "nbd": nbd, "fuse": fuse, "ublk": false, "vhost-user": null },
+        }});
+        self.ask_for(&service, ready_within);
+    }
+
+    fn ask_for(&mut self, service: &serde_json::Value, ready_within: Duration) {
         let wants = serde_json::json!({
-            "format": FORMAT,
-            "service": { "map": {
-                "device": "disk0", "session": "s1", "servers": [format!("127.75.{host}.1")],
-                "front_ends": { "nbd": nbd, "fuse": fuse, "ublk": false, "vhost-user": null },
-            }},
+            "format": FORMAT, "service": service, "has_manager": false,
             "ready_within_ms": ready_within.as_millis() as u64,
-            "has_manager": false,
         });
         let ask = serde_json::json!({
             "version": 1, "op": "replace", "path": "/", "value": wants.to_string(),
@@ -404,19 +411,13 @@ fn a_process_that_is_to_stop_while_it_hands_over_ends_in_order() {
             last.expect("mapped disk0 ");
             end(last);
         } else {
-            let export_again = if is_served {
-                None
-            } else {
+            if !is_served {
                 server.signal("-KILL");
-                Some(())
-            };
-            drop((parcel, next));
-            let code = if is_served { 0 } else { 1 };
-            let done = client.finish().exits(code);
-            assert!(done.err.contains("this one does"), "{done:?}");
-            if export_again.is_some() {
-                assert!(done.err.contains("may not be durable"), "{done:?}");
             }
+            drop((parcel, next));
+            let done = client.finish().exits(if is_served { 0 } else { 1 });
+            assert!(done.err.contains("this one does"), "{done:?}");
+            assert!(is_served || done.err.contains("may not be durable"), "{done:?}");
         }
         assert!(!place.exists(), "{is_ready} {is_served}");
         let mounts = fs::read_to_string("/proc/self/mountinfo").expect("mounts");
@@ -431,6 +432,54 @@ fn a_process_that_is_to_stop_while_it_hands_over_ends_in_order() {
         .expect("read");
     assert_eq!(u64::from_le_bytes(stored), 3 << 48 | 3 << 16);
     drop(server);
+}
+
+#[test]
+fn a_server_continues_when_its_successor_dies_at_any_step() {
+    // tests [NB-71]
+    let folder = Folder::new();
+    let (mut server, client, place, image) = mapped(&folder, 28);
+    let service = serde_json::json!({ "export": { "places": ["127.75.28.1:1234"] } });
+    let ask = |server: &Running, limit| {
+        let mut next = Successor::connect_to("export", &folder, server);
+        next.ask_for(&service, Duration::from_millis(limit));
+        next
+    };
+    for step in [Step::Agreed, Step::Begun, Step::Taken, Step::Late] {
+        while_written(&place, &image, |shared| {
+            let mut next = ask(&server, if matches!(step, Step::Late) { 200 } else { 60_000 });
+            match step {
+                Step::Agreed => {}
+                Step::Begun => next.begin(),
+                Step::HalfTaken | Step::Taken => next.take_all(),
+                Step::Late => {
+                    next.take_all();
+                    assert_eq!(next.byte().expect("an answer"), b'N');
+                }
+            }
+            drop(next);
+            if !matches!(step, Step::Agreed) {
+                server.expect("handing over").expect("listening on");
+            }
+            shared.advance();
+        });
+    }
+    // One that is to stop lets the next one begin, or has ended in order.
+    let mut next = ask(&server, 60_000);
+    next.take_all();
+    server.signal("-TERM");
+    assert_eq!(next.ready(), b'G');
+    let done = server.finish().exits(0);
+    assert!(done.out.ends_with("handed over\n"), "{done:?}");
+    let (server, _) = export(&folder, 28, &[]);
+    let mut next = ask(&server, 60_000);
+    next.take_all();
+    server.signal("-TERM");
+    drop(next);
+    let done = server.finish().exits(0);
+    assert!(done.out.ends_with("handing over to another process\n"), "{done:?}");
+    client.signal("-KILL");
+    client.finish();
 }
 
 /// Starts the command with a limit of its open files.
