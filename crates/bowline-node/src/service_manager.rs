@@ -201,7 +201,10 @@ impl Supervisor {
     }
 
     /// Waits until the manager has read all messages.
-    fn barrier(&self) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// `NotFound` without a manager, `TimedOut` for one that does not read; errors of the system.
+    pub fn barrier(&self) -> io::Result<()> {
         // The manager closes the other end when it has read all before it.
         let (ours, theirs) = UnixStream::pair()?;
         self.tell_with("BARRIER=1", &[theirs.as_fd()])?;

@@ -34,6 +34,14 @@ def stop(*_):
     os.kill(main, signal.SIGTERM)
 
 
+def lose(*_):
+    """What says whose the rest is gets lost."""
+    found = [one for one in store if one[0] == "bowline-disk"]
+    os.close(found[0][1])
+    store.remove(found[0])
+    say("lost bowline-disk")
+
+
 def start():
     high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 500) for _, fd in store]
 
@@ -96,6 +104,7 @@ for fd in range(3, notify.fileno()):
 child = start()
 main = child.pid
 signal.signal(signal.SIGTERM, stop)
+signal.signal(signal.SIGUSR1, lose)
 while True:
     if select.select([notify], [], [], 0.005)[0]:
         hear()

@@ -55,12 +55,12 @@ fn a_file_stays_open_when_its_process_is_killed() {
     let doors = ["--fuse", &text(&dir), "--nbd", &text(&place)];
     let mut keeper = Keeper::start(&folder, 30, &doors);
     let mut process = keeper.started();
-    if !keeper.0.hears("stored bowline-nbd") {
+    if !keeper.0.hears("stored bowline-disk") {
         let done = keeper.0.finish();
         assert!(done.err.contains("FUSE") || done.err.contains("fusermount"), "{done:?}");
         return skipped::without_fuse(done.err.trim());
     }
-    for name in ["stored bowline-fuse", "stored bowline-disk", "ready"] {
+    for name in ["stored bowline-nbd", "stored bowline-fuse", "ready"] {
         keeper.0.expect(name);
     }
     let file = dir.join("rnbd0");
@@ -203,6 +203,36 @@ fn what_was_kept_of_another_disk_is_given_up() {
     keeper.0.signal("-TERM");
     let done = keeper.0.finish().exits(0);
     assert!(done.out.ends_with("has 0\n"), "{done:?}");
+    end(server);
+}
+
+/// A mount that nobody can resume blocks everybody who looks at it, while the manager has it.
+#[test]
+fn what_cannot_be_resumed_is_mounted_again() {
+    // tests [NB-72]
+    let folder = Folder::new();
+    let (server, _) = export(&folder, 34, &[]);
+    let dir = folder.path().join("files");
+    let mut keeper = Keeper::start(&folder, 34, &["--fuse", dir.to_str().expect("a plain path")]);
+    let process = keeper.started();
+    if !keeper.0.hears("stored bowline-fuse") {
+        let done = keeper.0.finish();
+        assert!(done.err.contains("FUSE") || done.err.contains("fusermount"), "{done:?}");
+        return skipped::without_fuse(done.err.trim());
+    }
+    keeper.0.expect("ready");
+    keeper.0.signal("-USR1");
+    keeper.0.expect("lost bowline-disk");
+    kill(process);
+    keeper.0.expect("ended -9, has 1");
+    keeper.started();
+    keeper.0.expect("removed bowline-fuse").expect("stored bowline-fuse").expect("ready");
+    let mut bytes = vec![0; BLOCK];
+    let file = OpenOptions::new().read(true).open(dir.join("rnbd0")).expect("the disk");
+    file.read_exact_at(&mut bytes, 0).expect("read");
+    drop(file);
+    keeper.0.signal("-TERM");
+    keeper.0.finish().exits(0);
     end(server);
 }
 

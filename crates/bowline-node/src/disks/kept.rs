@@ -76,8 +76,8 @@ pub(super) fn store(
     forget(supervisor);
     let nbd = nbd.map(|listener| (NBD, listener.as_fd()));
     let fuse = fuse.map(|kernel| (FUSE, kernel.as_fd()));
-    // The state comes last: what is incomplete has none.
-    let all = nbd.into_iter().chain(fuse).chain([(STATE, state.as_fd())]);
+    // The state comes first: what has none could not be unmounted.
+    let all = [(STATE, state.as_fd())].into_iter().chain(nbd).chain(fuse);
     for (name, descriptor) in all {
         supervisor.store_unpolled(name, &[descriptor])?;
     }
@@ -86,7 +86,16 @@ pub(super) fn store(
 
 /// The service manager need not keep anything of the disk any more.
 pub fn forget(supervisor: &Supervisor) {
-    STORED.iter().for_each(|name| supervisor.forget(name));
+    STORED.iter().rev().for_each(|name| supervisor.forget(name));
+}
+
+/// As [`forget`], for what cannot be resumed: returns once the manager has closed it, so that
+/// nobody waits for a mount that nobody serves.
+pub fn give_up(supervisor: &Supervisor) {
+    forget(supervisor);
+    if let Err(error) = supervisor.barrier() {
+        note!("the service manager does not answer: {error}");
+    }
 }
 
 /// Takes what an earlier process of this service, which was killed, has left with the manager, if

@@ -176,7 +176,13 @@ pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
     };
     let mut supervisor = Supervisor::of_this_process();
     let mut inherited = None;
-    if args.replace {
+    let was_killed = !passed.stored.is_empty();
+    if let Some(front_ends) = kept::resumed(passed.stored, &service) {
+        say!("resuming what an earlier process of this service has left");
+        inherited = Some(Inherited { front_ends, predecessor: None });
+    } else if was_killed {
+        kept::give_up(&supervisor);
+    } else if args.replace {
         let ready_within = MapConfig::from(&args.how).connect_timeout + FREE_WAIT + READY_TIME;
         let predecessor =
             Predecessor::find(control.as_deref(), service.clone(), ready_within, &supervisor)?;
@@ -192,9 +198,6 @@ pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
             front_ends.kept = None;
         }
         inherited = Some(Inherited { front_ends, predecessor: Some(predecessor) });
-    } else if let Some(front_ends) = kept::resumed(passed.stored, &service) {
-        say!("resuming what an earlier process of this service has left");
-        inherited = Some(Inherited { front_ends, predecessor: None });
     }
     let mapped = Mapped { args, control, device, route, wanted, service, stop, supervisor };
     loop {
