@@ -526,7 +526,7 @@ fn a_process_needs_no_more_files_to_hand_over() {
     while files() < 64 {
         // The last ones wait to be accepted.
         let connected = UnixStream::connect(&place).expect("it listens");
-        connected.set_read_timeout(Some(Duration::from_millis(200))).expect("a limit");
+        connected.set_read_timeout(Some(Duration::from_secs(1))).expect("a limit");
         clients.push(connected);
         thread::sleep(Duration::from_millis(2));
     }
