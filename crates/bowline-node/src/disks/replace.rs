@@ -400,8 +400,8 @@ impl Heir {
 
     /// Tells it that all is closed here, waits until it is ready, and lets it begin; calls
     /// `waiting` again and again. Returns false if it has ended, or was not ready in time: all is
-    /// this process's again. A request to stop changes nothing: who ends this process wants the other
-    /// one to serve.
+    /// this process's again. A request to stop changes nothing: who ends this process wants the
+    /// other one to serve.
     pub fn begins(&self, waiting: &mut dyn FnMut()) -> bool {
         let mut stream = &*self.stream;
         if stream.write_all(&[FREE]).is_err() {

@@ -167,8 +167,11 @@ pub fn resume(
         })?;
     }
     while server.shared.gate.parked() < count {
-        if let Ok(errno) = failure.recv_timeout(BEGIN_POLL) {
-            return Err(io::Error::from_raw_os_error(errno));
+        let is_one_gone = server.connections() < count;
+        match failure.recv_timeout(BEGIN_POLL) {
+            Ok(errno) => return Err(io::Error::from_raw_os_error(errno)),
+            Err(_) if is_one_gone => return Err(io::Error::other("a client's thread has ended")),
+            Err(_) => {}
         }
     }
     Ok(server)
