@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use bowline_block::backend::{self, Backend, BackendDone, BackendIo, BackendResult, BackendSpec};
-use bowline_block::front::fuse::{self, FuseOptions, Mount};
+use bowline_block::front::fuse::{self, FuseOptions, Handed, Mount};
 use bowline_block::{BlockDevice, Limits, LocalDevice};
 use io_uring::{IoUring, opcode, types};
 
@@ -61,7 +61,8 @@ fn mount(name: &str, bytes: u64, options: FuseOptions) -> Option<Mounted> {
     match fuse::mount(disk.clone(), &dir, "disk.img", options) {
         Ok(mount) => {
             let file = dir.join("disk.img");
-            assert!(!BY_RING || offer::is_used(), "nobody serves a ring");
+            let by_ring = BY_RING && !options.one_descriptor;
+            assert!(!by_ring || offer::is_used(), "nobody serves a ring");
             Some(Mounted { mount: Some(mount), dir, file, disk, store: same, _offer: offer })
         }
         Err(error) => {
@@ -315,11 +316,12 @@ fn a_file_stays_open_while_another_mount_continues() {
                     mount.unpause();
                     continue;
                 }
-                let handed = mount.hand_over().expect("handed over");
+                let handed = mount.hand_over();
                 assert_eq!(handed.opens, 1);
                 let disk = Arc::<LocalDevice>::clone(&mounted.disk);
                 let name = "disk.img";
                 mount = fuse::resume(disk, &mounted.dir, name, options, handed).expect("resumed");
+                mount.unpause();
             }
             let before = writes();
             until("programs write", || writes() > before);
@@ -330,11 +332,72 @@ fn a_file_stays_open_while_another_mount_continues() {
         until("nobody uses it", || mount.opens() == 0);
         mount.pause();
         until("it is paused", || mount.is_paused());
-        let handed = mount.hand_over().expect("handed over");
+        let handed = mount.hand_over();
         let disk = Arc::<LocalDevice>::clone(&mounted.disk);
-        let mount = fuse::resume(disk, &mounted.dir, "disk.img", options, handed);
-        mounted.mount = Some(mount.expect("resumed"));
+        let mount = fuse::resume(disk, &mounted.dir, "disk.img", options, handed).expect("resumed");
+        mount.unpause();
+        mounted.mount = Some(mount);
     }
+}
+
+#[test]
+fn a_mount_that_is_resumed_touches_nothing_before_it_begins() {
+    // tests [NB-70]
+    let Some(mut mounted) = mount("unbegun", 1 << 20, FuseOptions::default()) else { return };
+    let mount = mounted.mount.take().expect("mounted");
+    if BY_RING {
+        mounted.mount = Some(mount);
+        return;
+    }
+    let file = OpenOptions::new().read(true).write(true).open(&mounted.file).expect("opened");
+    mount.pause();
+    until("it is paused", || mount.is_paused());
+    let handed = mount.hand_over();
+    let resume = |handed: Handed| {
+        let disk = Arc::<LocalDevice>::clone(&mounted.disk);
+        fuse::resume(disk, &mounted.dir, "disk.img", FuseOptions::default(), handed)
+    };
+    let mount = std::thread::scope(|scope| {
+        let write = scope.spawn(|| file.write_all_at(&[7; 4096], 0));
+        // Processes that fail before they begin.
+        for _ in 0..3 {
+            let (kernel, device) = (Arc::clone(&handed.kernel), handed.device);
+            let mount = resume(Handed { kernel, opens: 1, device }).expect("resumed");
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            assert!(!write.is_finished(), "nobody takes requests");
+            drop(mount);
+        }
+        let mount = resume(handed).expect("resumed");
+        mount.unpause();
+        write.join().unwrap().expect("written");
+        mount
+    });
+    let mut out = [0; 4096];
+    file.read_exact_at(&mut out, 0).expect("read");
+    assert_eq!(out, [7; 4096]);
+    drop(file);
+    mounted.mount = Some(mount);
+}
+
+#[test]
+fn a_mount_that_is_to_be_kept_has_one_descriptor_and_writes_how_often_it_is_open() {
+    // tests [NB-72]
+    let mut options = FuseOptions::default();
+    (options.one_descriptor, options.threads) = (true, 3);
+    // Even where a ring is offered.
+    let Some(mounted) = mount("kept", 1 << 20, options) else { return };
+    let mount = mounted.mount.as_ref().expect("mounted");
+    assert_eq!(mount.cannot_hand_over(), None);
+    let path = mounted.dir.with_extension("opens");
+    let keeper = File::create_new(&path).expect("a file");
+    mount.keep_opens(Arc::new(keeper.into()));
+    let opens = || std::fs::read(&path).expect("read");
+    assert_eq!(opens(), 0_u64.to_ne_bytes());
+    let files = [(); 2].map(|()| File::open(&mounted.file).expect("opened"));
+    assert_eq!(opens(), 2_u64.to_ne_bytes());
+    drop(files);
+    until("it is closed", || opens() == 0_u64.to_ne_bytes());
+    std::fs::remove_file(&path).expect("removed");
 }
 
 #[test]

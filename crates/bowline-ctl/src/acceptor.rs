@@ -67,6 +67,8 @@ pub struct Acceptor {
 struct Shared {
     limits: ConnectionLimits,
     wake: OwnedFd,
+    /// Clients may be accepted. Relaxed: the thread is woken after it is set.
+    accepts: AtomicBool,
     stop: AtomicBool,
     finishing: AtomicBool,
     connections: Mutex<Connections>,
@@ -107,10 +109,26 @@ impl Acceptor {
         limits: ConnectionLimits,
         begin: impl Fn(ClientConnection) + Send + 'static,
     ) -> io::Result<Self> {
+        let acceptor = Self::prepare(name, listener, limits, begin)?;
+        acceptor.accept();
+        Ok(acceptor)
+    }
+
+    /// As [`open`](Self::open), but accepts nobody before [`accept`](Self::accept).
+    ///
+    /// # Errors
+    /// Errors of the system calls.
+    pub fn prepare(
+        name: &str,
+        listener: UnixListener,
+        limits: ConnectionLimits,
+        begin: impl Fn(ClientConnection) + Send + 'static,
+    ) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         let shared = Arc::new(Shared {
             limits,
             wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            accepts: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             finishing: AtomicBool::new(false),
             connections: Mutex::default(),
@@ -122,8 +140,14 @@ impl Acceptor {
         Ok(Self { shared, thread: Some(thread) })
     }
 
+    /// Accepts clients from now on.
+    pub fn accept(&self) {
+        self.shared.accepts.store(true, Ordering::Relaxed);
+        self.shared.wake();
+    }
+
     /// Adds a client that another process has accepted; it counts as one of this process.
-    pub fn adopt(&self, socket: UnixStream) -> ClientConnection {
+    pub fn adopt(&self, socket: Arc<UnixStream>) -> ClientConnection {
         let connection = self.shared.admit(socket);
         // The thread notices from now on that it hangs up.
         self.shared.wake();
@@ -220,7 +244,7 @@ impl Shared {
             }
             client_waits = false;
             match listener.accept() {
-                Ok((socket, _)) => begin(self.admit(socket)),
+                Ok((socket, _)) => begin(self.admit(Arc::new(socket))),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 // Too many open files, perhaps: the client waits until there are fewer.
                 Err(_) => thread::sleep(ACCEPT_PAUSE),
@@ -236,7 +260,8 @@ impl Shared {
             let active = connections.all.iter().filter(|(_, entry)| !entry.lingers);
             active.map(|(id, entry)| (*id, Arc::clone(&entry.socket))).collect()
         };
-        let wanted = if client_waits { PollFlags::empty() } else { PollFlags::IN };
+        let accepts = self.accepts.load(Ordering::Relaxed) && !client_waits;
+        let wanted = if accepts { PollFlags::IN } else { PollFlags::empty() };
         let mut fds = vec![PollFd::new(&self.wake, PollFlags::IN), PollFd::new(listener, wanted)];
         // POLLHUP is always reported, whatever events are asked for.
         fds.extend(active.iter().map(|(_, socket)| PollFd::new(socket, PollFlags::empty())));
@@ -291,8 +316,7 @@ impl Shared {
         self.lock().all.values().filter(|entry| entry.lingers).count() <= self.limits.lingering
     }
 
-    fn admit(self: &Arc<Self>, socket: UnixStream) -> ClientConnection {
-        let socket = Arc::new(socket);
+    fn admit(self: &Arc<Self>, socket: Arc<UnixStream>) -> ClientConnection {
         let mut connections = self.lock();
         let id = connections.next;
         connections.next += 1;
@@ -342,9 +366,11 @@ impl ClientConnection {
     }
 
     /// Leaves the client to another process: the acceptor does not end its connection any more.
-    pub fn forget(&self) {
+    /// Returns the socket, which needs no descriptor more.
+    pub fn forget(&self) -> Arc<UnixStream> {
         self.shared.lock().all.remove(&self.id);
         self.shared.wake();
+        Arc::clone(&self.socket)
     }
 
     /// Ends the connection. From now on the client counts as lingering.

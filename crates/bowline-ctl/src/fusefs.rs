@@ -119,6 +119,12 @@ pub fn folder(dir: &Path) -> io::Result<()> {
     fs::create_dir_all(dir)
 }
 
+/// Unmounts what a process of bowline has mounted that serves it no longer. Returns false if there
+/// is no such mount, or if it cannot be unmounted.
+pub fn unmount(dir: &Path) -> bool {
+    is_bowline_mount(dir) && detached(dir)
+}
+
 /// Unmounts a directory, with `fusermount3` for other users than root.
 fn detached(dir: &Path) -> bool {
     let helped = || Command::new("fusermount3").args(["-u", "-z", "--"]).arg(dir).output();
@@ -128,23 +134,37 @@ fn detached(dir: &Path) -> bool {
 
 /// Reports whether bowline has mounted the directory. The mount may be dead.
 fn is_bowline_mount(dir: &Path) -> bool {
-    let (Some(parent), Some(name)) = (dir.parent(), dir.file_name()) else { return false };
+    mounted(dir).is_some()
+}
+
+/// Tells whether a mount of bowline with this device number is at the directory. Nobody need serve
+/// it.
+pub fn is_mounted(dir: &Path, device: u64) -> bool {
+    let number = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
+    mounted(dir) == Some(number)
+}
+
+/// Returns the device number of what bowline has mounted at the directory, as `0:57`.
+fn mounted(dir: &Path) -> Option<String> {
+    let (parent, name) = (dir.parent()?, dir.file_name()?);
     let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
     // The directory of a dead mount cannot be looked up itself.
     let place = parent.canonicalize().map(|parent| parent.join(name));
     let mounts = fs::read("/proc/self/mountinfo").unwrap_or_default();
-    place.is_ok_and(|place| last_is_bowline_mount(&String::from_utf8_lossy(&mounts), &place))
+    last_bowline_mount(&String::from_utf8_lossy(&mounts), &place.ok()?).map(str::to_owned)
 }
 
-/// Tells whether the last mount at `place` is one of bowline.
-fn last_is_bowline_mount(mounts: &str, place: &Path) -> bool {
-    let Some(place) = place.to_str() else { return false };
+/// Returns the device number of the last mount at `place`, if it is one of bowline.
+fn last_bowline_mount<'a>(mounts: &'a str, place: &Path) -> Option<&'a str> {
+    let place = place.to_str()?;
     let place = [('\\', "\\134"), (' ', "\\040"), ('\t', "\\011"), ('\n', "\\012")]
         .into_iter()
         .fold(place.to_owned(), |text, (letter, code)| text.replace(letter, code));
     let there = |line: &&str| line.split(' ').nth(4) == Some(place.as_str());
-    let last = mounts.lines().rfind(there).and_then(|line| line.split_once(" - "));
-    last.is_some_and(|(_, kind)| kind.starts_with("fuse") && kind.split(' ').nth(1) == Some(NAME))
+    let last = mounts.lines().rfind(there)?;
+    let (_, kind) = last.split_once(" - ")?;
+    let is_ours = kind.starts_with("fuse") && kind.split(' ').nth(1) == Some(NAME);
+    last.split(' ').nth(2).filter(|_| is_ours)
 }
 
 /// Mounts the tree on a directory, which [`folder`] creates or cleans up.
@@ -576,7 +596,8 @@ mod tests {
             ("/tmp", false),
             ("/", false),
         ] {
-            assert_eq!(last_is_bowline_mount(mounts, Path::new(place)), ours, "{place}");
+            let found = last_bowline_mount(mounts, Path::new(place));
+            assert_eq!(found.is_some(), ours, "{place}");
         }
     }
 

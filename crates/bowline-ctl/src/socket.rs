@@ -78,7 +78,7 @@ pub fn folders() -> Vec<PathBuf> {
 #[derive(Debug)]
 pub struct Successor {
     /// Its connection. It waits for an [`answer`](Self::answer).
-    pub stream: UnixStream,
+    pub stream: Arc<UnixStream>,
     /// What it wants.
     pub wants: String,
 }
@@ -94,7 +94,7 @@ impl Successor {
             Ok(()) => Json::Object(vec![("ok".to_owned(), Json::Null)]),
             Err((errno, text)) => failed(errno, text),
         };
-        (&self.stream).write_all(format!("{answer}\n").as_bytes())
+        (&*self.stream).write_all(format!("{answer}\n").as_bytes())
     }
 }
 
@@ -317,8 +317,7 @@ fn serve_client(
             && let Some((to, wants)) = wish(line, successors)
         {
             // From here on the connection is not ended with the service.
-            connection.forget();
-            let stream = stream.try_clone()?;
+            let stream = connection.forget();
             // The receiver is gone at the end of the process.
             let _ = to.send(Successor { stream, wants });
             return Ok(());
@@ -608,7 +607,7 @@ mod tests {
         former.answer(Ok(())).unwrap();
         let mut next = next.join().unwrap().unwrap();
         drop(server);
-        (&former.stream).write_all(b"everything").unwrap();
+        (&*former.stream).write_all(b"everything").unwrap();
         let mut all = [0; 10];
         next.read_exact(&mut all).unwrap();
         assert_eq!(&all, b"everything");

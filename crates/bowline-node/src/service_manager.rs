@@ -15,8 +15,10 @@ use std::{
         },
     },
     process,
-    time::Duration,
+    time::{Duration, Instant},
 };
+
+use serde::{Deserialize, Serialize};
 
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
@@ -41,6 +43,37 @@ const END_TIME: Duration = Duration::from_secs(10);
 pub struct Supervisor {
     to: Option<(UnixDatagram, SocketAddr)>,
     beat: Option<Duration>,
+    /// It keeps descriptors.
+    keeps: bool,
+}
+
+/// Where a manager listens, and what it expects, for another process of its service.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+pub struct Contact {
+    /// As in `NOTIFY_SOCKET`.
+    socket: String,
+    /// As in `WATCHDOG_USEC`.
+    watchdog_usec: Option<u64>,
+    /// It keeps descriptors.
+    keeps: bool,
+}
+
+/// Shows a watchdog that a process makes progress which waits in a loop.
+#[derive(Debug)]
+pub struct Beats<'a> {
+    supervisor: &'a Supervisor,
+    last: Option<Instant>,
+}
+
+impl Beats<'_> {
+    /// To be called in the loop, as often as it likes.
+    pub fn tick(&mut self) {
+        let Some(beat) = self.supervisor.beat else { return };
+        if self.last.is_none_or(|last| last.elapsed() >= beat) {
+            self.last = Some(Instant::now());
+            self.supervisor.beat();
+        }
+    }
 }
 
 impl Supervisor {
@@ -61,7 +94,58 @@ impl Supervisor {
             || number("WATCHDOG_PID") == Some(process::id().into());
         let watchdog = number("WATCHDOG_USEC").filter(|micros| is_ours && *micros > 0);
         let beat = watchdog.map(|micros| Duration::from_micros(micros) / BEATS);
-        Self { beat: beat.filter(|_| to.is_some()), to }
+        let keeps = to.is_some() && number("FDSTORE").is_some_and(|count| count > 0);
+        Self { beat: beat.filter(|_| to.is_some()), to, keeps }
+    }
+
+    /// Tells whether it keeps descriptors for the next process of the service, as far as it says so
+    /// (`FDSTORE`, systemd 254).
+    pub const fn keeps(&self) -> bool {
+        self.keeps
+    }
+
+    /// The start of the service takes this long from now on, or less.
+    pub fn extend(&self, wait: Duration, status: &str) {
+        let micros = wait.as_micros();
+        self.tell(&format!("EXTEND_TIMEOUT_USEC={micros}\nSTATUS={status}"));
+    }
+
+    /// Returns the manager of another process, in whose service this one is to be.
+    pub fn of(contact: &Contact) -> Self {
+        Self::named(|name| match name {
+            "NOTIFY_SOCKET" => Some(contact.socket.clone().into()),
+            "FDSTORE" => contact.keeps.then(|| "1".into()),
+            "WATCHDOG_USEC" => contact.watchdog_usec.map(|micros| micros.to_string().into()),
+            _ => None,
+        })
+    }
+
+    /// Returns what another process needs to be in this service.
+    pub fn contact(&self) -> Option<Contact> {
+        let (_, address) = self.to.as_ref()?;
+        let socket = match (address.as_pathname(), address.as_abstract_name()) {
+            (Some(path), _) => path.to_str()?.to_owned(),
+            (_, Some(name)) => format!("@{}", std::str::from_utf8(name).ok()?),
+            _ => return None,
+        };
+        let watchdog = self.beat.map(|beat| beat * BEATS);
+        let watchdog_usec = watchdog.and_then(|time| time.as_micros().try_into().ok());
+        Some(Contact { socket, watchdog_usec, keeps: self.keeps })
+    }
+
+    /// Begins a loop that shows the watchdog that it makes progress.
+    pub const fn beats(&self) -> Beats<'_> {
+        Beats { supervisor: self, last: None }
+    }
+
+    /// Another process is the main one of the service from now on, and this one is about to end.
+    /// Returns once the manager knows it.
+    ///
+    /// # Errors
+    /// `NotFound` without a manager, `TimedOut` for one that does not listen; errors of the system.
+    pub fn main_process(&self, process: u32) -> io::Result<()> {
+        self.tell(&format!("MAINPID={process}\nSTATUS=another process continues"));
+        self.barrier()
     }
 
     /// Tells whether there is one.
@@ -99,8 +183,28 @@ impl Supervisor {
     /// `NotFound` without a manager, `TimedOut` for one that does not take them; errors of the
     /// system.
     pub fn store(&self, name: &str, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
-        let state = format!("FDSTORE=1\nFDNAME={name}");
-        descriptors.chunks(BATCH).try_for_each(|batch| self.tell_with(&state, batch))?;
+        self.store_as(&format!("FDSTORE=1\nFDNAME={name}"), descriptors)
+    }
+
+    /// As [`store`](Self::store); the manager does not wait for the other ends to be closed. It
+    /// would be woken with each request of a mount.
+    ///
+    /// # Errors
+    /// Those of [`store`](Self::store).
+    pub fn store_unpolled(&self, name: &str, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        self.store_as(&format!("FDSTORE=1\nFDPOLL=0\nFDNAME={name}"), descriptors)
+    }
+
+    fn store_as(&self, state: &str, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        descriptors.chunks(BATCH).try_for_each(|batch| self.tell_with(state, batch))?;
+        self.barrier()
+    }
+
+    /// Waits until the manager has read all messages.
+    ///
+    /// # Errors
+    /// `NotFound` without a manager, `TimedOut` for one that does not read; errors of the system.
+    pub fn barrier(&self) -> io::Result<()> {
         // The manager closes the other end when it has read all before it.
         let (ours, theirs) = UnixStream::pair()?;
         self.tell_with("BARRIER=1", &[theirs.as_fd()])?;

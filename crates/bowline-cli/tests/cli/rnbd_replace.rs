@@ -14,30 +14,31 @@ use std::{
 
 use bowline_testkit::skipped;
 
+use crate::rnbd_successors::Successor;
 use crate::support::{Folder, Running, run, start};
 
-const BLOCK: usize = 4096;
+pub(crate) const BLOCK: usize = 4096;
 /// Blocks of each writer.
-const BLOCKS: u64 = 64;
+pub(crate) const BLOCKS: u64 = 64;
 /// Requests in flight of each writer.
 const DEPTH: usize = 8;
-const WRITERS: u64 = 3;
+pub(crate) const WRITERS: u64 = 3;
 /// Longest wait of a client, on the slowest machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-fn content(block: u64, generation: u64) -> Vec<u8> {
+pub(crate) fn content(block: u64, generation: u64) -> Vec<u8> {
     (0..BLOCK as u64 / 8)
         .flat_map(|word| (block << 48 | generation << 16 | word).to_le_bytes())
         .collect()
 }
 
 /// A client of NBD.
-struct Nbd(UnixStream);
+pub(crate) struct Nbd(pub(crate) UnixStream);
 
-const READ: u16 = 0;
+pub(crate) const READ: u16 = 0;
 const WRITE: u16 = 1;
 
-fn header(command: u16, cookie: u64, offset: u64, len: usize) -> Vec<u8> {
+pub(crate) fn header(command: u16, cookie: u64, offset: u64, len: usize) -> Vec<u8> {
     let mut out = 0x2560_9513_u32.to_be_bytes().to_vec();
     out.extend(0_u16.to_be_bytes());
     out.extend(command.to_be_bytes());
@@ -48,9 +49,14 @@ fn header(command: u16, cookie: u64, offset: u64, len: usize) -> Vec<u8> {
 }
 
 impl Nbd {
-    fn connect(place: &Path) -> io::Result<Self> {
-        let mut socket = UnixStream::connect(place)?;
+    pub(crate) fn connect(place: &Path) -> io::Result<Self> {
+        let socket = UnixStream::connect(place)?;
         socket.set_read_timeout(Some(PATIENCE))?;
+        Self::begin(socket)
+    }
+
+    /// Chooses the export.
+    pub(crate) fn begin(mut socket: UnixStream) -> io::Result<Self> {
         socket.read_exact(&mut [0; 18])?;
         // No zeroes; the export of the empty name.
         let mut wish = 3_u32.to_be_bytes().to_vec();
@@ -62,7 +68,7 @@ impl Nbd {
     }
 
     /// Reads the header of a reply to a request that must have succeeded.
-    fn reply(&mut self) -> u64 {
+    pub(crate) fn reply(&mut self) -> u64 {
         self.try_reply().expect("an answer")
     }
 
@@ -73,7 +79,7 @@ impl Nbd {
         Ok(u64::from_be_bytes(reply[8..].try_into().expect("eight bytes")))
     }
 
-    fn send(&mut self, block: u64, generation: u64) -> io::Result<()> {
+    pub(crate) fn send(&mut self, block: u64, generation: u64) -> io::Result<()> {
         let mut ask = header(WRITE, block, block * BLOCK as u64, BLOCK);
         ask.extend(content(block, generation));
         self.0.write_all(&ask)
@@ -81,7 +87,10 @@ impl Nbd {
 
     /// Writes as [`write_until`](Self::write_until), but connects again when the connection ends,
     /// and sends again what was not answered.
-    fn write_and_reconnect(place: &Path, shared: &Shared) -> (BTreeMap<u64, u64>, Duration) {
+    pub(crate) fn write_and_reconnect(
+        place: &Path,
+        shared: &Shared,
+    ) -> (BTreeMap<u64, u64>, Duration) {
         let (mut written, mut flying) = (BTreeMap::new(), BTreeMap::new());
         let (mut next, mut longest, mut last) = (0, Duration::ZERO, Instant::now());
         loop {
@@ -117,7 +126,7 @@ impl Nbd {
         }
     }
 
-    fn read(&mut self, block: u64) -> Vec<u8> {
+    pub(crate) fn read(&mut self, block: u64) -> Vec<u8> {
         let ask = header(READ, block, block * BLOCK as u64, BLOCK);
         self.0.write_all(&ask).expect("asked");
         assert_eq!(self.reply(), block);
@@ -155,14 +164,14 @@ impl Nbd {
 }
 
 #[derive(Default)]
-struct Shared {
-    answers: AtomicU64,
-    stop: AtomicBool,
+pub(crate) struct Shared {
+    pub(crate) answers: AtomicU64,
+    pub(crate) stop: AtomicBool,
 }
 
 impl Shared {
     /// Waits until clients have got more answers.
-    fn advance(&self) {
+    pub(crate) fn advance(&self) {
         let enough = self.answers.load(SeqCst) + 200;
         let begun = Instant::now();
         while self.answers.load(SeqCst) < enough {
@@ -174,7 +183,7 @@ impl Shared {
 }
 
 /// Ends the clients, also when a check fails.
-struct Stop<'a>(&'a Shared);
+pub(crate) struct Stop<'a>(pub(crate) &'a Shared);
 
 impl Drop for Stop<'_> {
     fn drop(&mut self) {
@@ -183,7 +192,7 @@ impl Drop for Stop<'_> {
 }
 
 /// A server of a new file.
-fn export(folder: &Folder, host: u8, more: &[&str]) -> (Running, PathBuf) {
+pub(crate) fn export(folder: &Folder, host: u8, more: &[&str]) -> (Running, PathBuf) {
     let image = folder.path().join("disk0.img");
     if !image.exists() {
         let file = File::create_new(&image).expect("a new file");
@@ -196,13 +205,13 @@ fn export(folder: &Folder, host: u8, more: &[&str]) -> (Running, PathBuf) {
     (server, image)
 }
 
-fn map(folder: &Folder, host: u8, more: &[&str]) -> Running {
+pub(crate) fn map(folder: &Folder, host: u8, more: &[&str]) -> Running {
     let path = format!("127.75.{host}.11@127.75.{host}.1");
     let words = ["rnbd", "map", "disk0", "--from", "s1", "--path", &path];
     start(folder, &[&words[..], more].concat())
 }
 
-fn end(process: Running) {
+pub(crate) fn end(process: Running) {
     process.signal("-TERM");
     process.finish().exits(0);
 }
@@ -216,7 +225,11 @@ fn replace(folder: &Folder, host: u8, more: &[&str], process: &mut Running) {
 }
 
 /// Compares all blocks with what was written last.
-fn compare(written: &BTreeMap<u64, u64>, image: &Path, mut read: impl FnMut(u64) -> Vec<u8>) {
+pub(crate) fn compare(
+    written: &BTreeMap<u64, u64>,
+    image: &Path,
+    mut read: impl FnMut(u64) -> Vec<u8>,
+) {
     let file = File::open(image).expect("the image");
     let mut stored = vec![0; BLOCK];
     for (block, generation) in written {
@@ -288,7 +301,7 @@ fn clients_of_nbd_stay_connected_when_their_process_is_replaced() {
 }
 
 /// Runs a writer of NBD while `change` happens, and compares.
-fn while_written(place: &Path, image: &Path, change: impl FnOnce(&Shared)) {
+pub(crate) fn while_written(place: &Path, image: &Path, change: impl FnOnce(&Shared)) {
     let shared = Shared::default();
     let (written, gap) = thread::scope(|scope| {
         let stop = Stop(&shared);
@@ -406,7 +419,6 @@ fn a_process_continues_when_the_next_one_does_not() {
 
     let mut client = map(&folder, 4, &doors);
     client.expect("mapped disk0 ");
-    let socket = folder.path().join(format!("bowline/rnbd/map-{}.sock", client.id()));
     while_written(&place, &image, |shared| {
         let others = map(&folder, 4, &["--replace"]).finish().exits(1);
         others.complains(&["other front ends", "--nbd"]);
@@ -417,23 +429,9 @@ fn a_process_continues_when_the_next_one_does_not() {
         shared.advance();
 
         // One that is killed after it was given everything.
-        let mut next = UnixStream::connect(&socket).expect("a control socket");
-        let wants = serde_json::json!({
-            "format": 3,
-            "service": { "map": {
-                "device": "disk0", "session": "s1", "servers": ["127.75.4.1"],
-                "front_ends": { "nbd": text, "fuse": null, "ublk": false, "vhost-user": null },
-            }},
-        });
-        let ask = serde_json::json!({
-            "version": 1, "op": "replace", "path": "/", "value": wants.to_string(),
-        });
-        writeln!(next, "{ask}").expect("asked");
-        let mut answer = [0; 12];
-        next.read_exact(&mut answer).expect("an answer");
-        assert_eq!(&answer, b"{\"ok\":null}\n");
-        next.write_all(b"B").expect("begun");
-        next.read_exact(&mut [0; 20]).expect("what it has");
+        let mut next = Successor::connect(&folder, &client);
+        next.ask(4, Some(&place), None, PATIENCE);
+        next.take_all();
         drop(next);
         client.until_logged("this one does");
         shared.advance();

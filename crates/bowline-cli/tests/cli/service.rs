@@ -12,6 +12,8 @@ use std::{
 };
 
 use crate::nodes::build_library;
+use crate::rnbd_replace::{end, export, map};
+use crate::rnbd_successors::Successor;
 use crate::support::{Folder, Running, run, start_as, start_from};
 
 const BOWLINE: &str = env!("CARGO_BIN_EXE_bowline");
@@ -143,6 +145,75 @@ fn disks_are_there_when_their_server_and_their_client_say_so() {
     export.signal("-TERM");
     server.hears_of("STOPPING=1");
     export.finish().exits(0);
+}
+
+/// The watchdog of a process that hands over is fed, and the next one becomes the main process.
+#[test]
+fn a_service_continues_in_the_process_that_replaces_its_own() {
+    // tests [NB-70]
+    let folder = Folder::new();
+    let (server, _) = export(&folder, 26, &[]);
+    let place = folder.path().join("nbd.sock");
+    let doors = ["--nbd", place.to_str().expect("a plain path")];
+    let path = "127.75.26.11@127.75.26.1";
+    let words = ["rnbd", "map", "disk0", "--from", "s1", "--path", path];
+    let (manager, client) = Manager::start(&folder, &[&words[..], &doors].concat());
+    manager.hears_of("READY=1");
+    // One that is slow, and is never ready.
+    let mut slow = Successor::connect(&folder, &client);
+    slow.ask(26, Some(&place), None, Duration::from_secs(60));
+    slow.take_all();
+    manager.0.set_nonblocking(true).expect("no waiting");
+    while manager.0.recv(&mut [0; 4096]).is_ok() {}
+    manager.0.set_nonblocking(false).expect("waiting");
+    manager.0.set_read_timeout(Some(Duration::from_millis(300))).expect("the watchdog's time");
+    for _ in 0..5 {
+        assert_eq!(manager.hears(), "WATCHDOG=1");
+    }
+    drop(slow);
+    manager.0.set_read_timeout(Some(DEADLINE)).expect("a time limit");
+    manager.hears_of("READY=1");
+
+    // It has no manager in its environment.
+    let mut next = map(&folder, 26, &[&doors[..], &["--replace"]].concat());
+    next.expect("mapped disk0 ");
+    let main = manager.hears_of("MAINPID=");
+    assert!(main.starts_with(&format!("MAINPID={}\n", next.id())), "{main}");
+    manager.hears_of("BARRIER=1");
+    let done = client.finish().exits(0);
+    assert!(done.out.contains("handed over\n"), "{done:?}");
+    for _ in 0..3 {
+        manager.hears_of("WATCHDOG=1");
+    }
+    next.signal("-TERM");
+    manager.hears_of("STOPPING=1");
+    next.finish().exits(0);
+    end(server);
+}
+
+/// A process with a manager of its own leaves the other's service to end.
+#[test]
+fn a_service_ends_whose_process_is_replaced_by_another_service() {
+    // tests [NB-70]
+    let (folder, other) = (Folder::new(), Folder::new());
+    let (server, _) = export(&folder, 27, &[]);
+    let place = folder.path().join("nbd.sock");
+    let control = folder.path().join("control.sock");
+    let path = "127.75.27.11@127.75.27.1";
+    let words = ["rnbd", "--control", control.to_str().expect("a plain path"), "map", "disk0"];
+    let more = ["--from", "s1", "--path", path, "--nbd", place.to_str().expect("a plain path")];
+    let words = [&words[..], &more].concat();
+    let (manager, client) = Manager::start(&folder, &words);
+    manager.hears_of("READY=1");
+    let (its_own, next) = Manager::start(&other, &[&words[..], &["--replace"]].concat());
+    its_own.hears_of("READY=1");
+    let last = manager.hears_of("STOPPING=1");
+    assert!(!last.contains("MAINPID"), "{last}");
+    client.finish().exits(0);
+    its_own.hears_of("WATCHDOG=1");
+    next.signal("-TERM");
+    next.finish().exits(0);
+    end(server);
 }
 
 #[test]

@@ -193,6 +193,11 @@ impl Running {
         self.until_told(part);
     }
 
+    /// Returns what came on standard error so far.
+    pub(crate) fn log(&self) -> String {
+        self.heard.lock().expect("whole").clone()
+    }
+
     /// Returns all of standard error, up to its end.
     fn all_told(&mut self) -> String {
         if let Some(errors) = self.errors.take() {

@@ -4,6 +4,7 @@ use std::{
     collections::BTreeMap,
     ffi::OsString,
     fmt, io,
+    os::{fd::OwnedFd, unix::net::UnixListener},
     path::{self, Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc::Sender},
     thread,
@@ -31,9 +32,11 @@ use super::{
     HandedFrontEnds, Trouble,
     client::ClientObjects,
     ending::{FINISH_PATIENCE, Unserved, tell, users},
+    kept,
     mapping::MapConfig,
+    replace::Service,
 };
-use crate::{Failure, Outcome, config::entry::Entry, mount::no_mount};
+use crate::{Failure, Outcome, config::entry::Entry, mount::no_mount, service_manager::Supervisor};
 
 /// How long an unmap waits for users of a disk: the kernel reports the end of a use a moment after
 /// the program has closed its file.
@@ -91,6 +94,18 @@ impl FrontEndConfig {
         })
     }
 
+    /// Removes what a process has left at these places that has had them: a socket at which nobody
+    /// listens, a mount that nobody serves. `listener`: nobody will accept what comes there, though
+    /// a service manager may have a copy.
+    pub fn clear(&self, listener: Option<&UnixListener>) {
+        // An error means that it does not listen.
+        listener.map(|listener| rustix::net::shutdown(listener, rustix::net::Shutdown::Both));
+        if let Some(Ok((_listener, file))) = self.nbd.as_deref().map(bowline_ctl::listen) {
+            file.remove();
+        }
+        self.fuse.as_deref().map(fusefs::unmount);
+    }
+
     /// Returns the front ends of another disk, with its local name appended to each place.
     fn beside(&self, name: &str) -> Self {
         let sibling = |path: &PathBuf| sibling_path(path, name);
@@ -121,6 +136,8 @@ pub(super) struct FrontEnds {
     pub(super) fuse: Option<Mount>,
     ublk: Option<Ublk>,
     pub(super) vhost_user: Option<VhostUserServer>,
+    /// A service manager keeps them, together with this state of theirs.
+    pub(super) kept: Option<Arc<OwnedFd>>,
 }
 
 impl FrontEnds {
@@ -136,9 +153,10 @@ impl FrontEnds {
         unused
     }
 
-    /// Makes the front ends take no more requests, and waits until those in progress were answered.
-    /// Returns false if that takes too long: they take requests again.
-    fn pause(&self, within: Duration) -> bool {
+    /// Makes the front ends take no more requests, and waits until those in progress were answered;
+    /// calls `waiting` again and again. Returns false if that takes too long: they take requests
+    /// again.
+    fn pause(&self, within: Duration, waiting: &mut dyn FnMut()) -> bool {
         self.nbd.iter().for_each(NbdServer::pause);
         self.fuse.iter().for_each(Mount::pause);
         let end = Instant::now() + within;
@@ -149,20 +167,26 @@ impl FrontEnds {
                 return true;
             }
             if Instant::now() >= end {
-                self.nbd.iter().for_each(NbdServer::unpause);
-                self.fuse.iter().for_each(Mount::unpause);
+                self.unpause();
                 return false;
             }
+            waiting();
             thread::sleep(PAUSE_POLL);
         }
     }
 
+    /// Takes requests, again or for the first time.
+    fn unpause(&self) {
+        self.nbd.iter().for_each(NbdServer::unpause);
+        self.fuse.iter().for_each(Mount::unpause);
+    }
+
     /// Gives away what another process continues with; the rest ends.
-    fn hand_over(self) -> io::Result<HandedFrontEnds> {
+    fn hand_over(self) -> HandedFrontEnds {
         self.detach();
-        let nbd = self.nbd.map(NbdServer::hand_over).transpose()?;
-        let fuse = self.fuse.map(Mount::hand_over).transpose()?;
-        Ok(HandedFrontEnds { nbd, fuse })
+        let nbd = self.nbd.map(NbdServer::hand_over);
+        let fuse = self.fuse.map(Mount::hand_over);
+        HandedFrontEnds { nbd, fuse, kept: self.kept }
     }
 
     /// Lets go of users that outlive this process: requests that fail from now on are no errors of
@@ -177,6 +201,19 @@ impl FrontEnds {
         self.fuse.iter().for_each(Mount::enable);
         self.ublk.iter().for_each(Ublk::enable);
         self.vhost_user.iter().for_each(VhostUserServer::enable);
+    }
+}
+
+/// Front ends of a disk that leave the users alone which another process has left them.
+pub struct PreparedFrontEnds {
+    front_ends: FrontEnds,
+    /// Their locations.
+    places: Vec<String>,
+}
+
+impl fmt::Debug for PreparedFrontEnds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PreparedFrontEnds").field("places", &self.places).finish_non_exhaustive()
     }
 }
 
@@ -283,6 +320,8 @@ impl State {
 pub struct DiskFrontEnds {
     client: Arc<Client>,
     options: FrontEndConfig,
+    /// A service manager is to keep them, should this process be killed.
+    are_kept: bool,
     state: Mutex<State>,
     /// Receives events of disks, by their local names.
     notices: Sender<(String, DiskNotice)>,
@@ -302,7 +341,19 @@ impl DiskFrontEnds {
         options: FrontEndConfig,
         notices: Sender<(String, DiskNotice)>,
     ) -> Arc<Self> {
-        Arc::new(Self { client, options, state: Mutex::default(), notices })
+        let (are_kept, state) = (false, Mutex::default());
+        Arc::new(Self { client, options, are_kept, state, notices })
+    }
+
+    /// As [`new`](Self::new); front ends are such that a service manager can [keep](Self::keep)
+    /// them.
+    pub fn new_keepable(
+        client: Arc<Client>,
+        options: FrontEndConfig,
+        notices: Sender<(String, DiskNotice)>,
+    ) -> Arc<Self> {
+        let (are_kept, state) = (true, Mutex::default());
+        Arc::new(Self { client, options, are_kept, state, notices })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -322,17 +373,19 @@ impl DiskFrontEnds {
     /// Opens front ends of a disk, and reports their locations. Those of other disks may be opened
     /// and closed meanwhile.
     pub fn open(&self, disk: &Arc<Disk>, front_ends: &FrontEndConfig) -> Result<(), Trouble> {
-        self.open_with(disk, front_ends, HandedFrontEnds::default())
+        let prepared = self.prepare(disk, front_ends, HandedFrontEnds::default())?;
+        self.begin(disk, prepared)
     }
 
     /// As [`open`](Self::open), but continues with what another process has
-    /// [handed over](Self::hand_over).
-    pub fn open_with(
+    /// [handed over](Self::hand_over), and leaves its users alone until [`begin`](Self::begin).
+    /// What is dropped before that is left to whoever has copies of it.
+    pub fn prepare(
         &self,
         disk: &Arc<Disk>,
         front_ends: &FrontEndConfig,
         handed: HandedFrontEnds,
-    ) -> Result<(), Trouble> {
+    ) -> Result<PreparedFrontEnds, Trouble> {
         let name = disk.local_name();
         let mut state = self.lock();
         if state.closed {
@@ -346,35 +399,39 @@ impl DiskFrontEnds {
             self.notify(name, DiskNotice::Unmapped);
         }
         drop(state);
-        let opened = open_front_ends(disk, front_ends, handed, &self.notices);
+        let opened = open_front_ends(disk, front_ends, handed, self.are_kept, &self.notices);
+        opened.inspect_err(|_| {
+            let states = &mut self.lock().front_states;
+            if matches!(states.get(name), Some(FrontState::Opening)) {
+                states.remove(name);
+            }
+        })
+    }
+
+    /// Serves the users of front ends that were [prepared](Self::prepare), and reports their
+    /// locations.
+    pub fn begin(&self, disk: &Arc<Disk>, prepared: PreparedFrontEnds) -> Result<(), Trouble> {
+        let name = disk.local_name();
+        let PreparedFrontEnds { front_ends, places } = prepared;
         let mut state = self.lock();
         let front =
             state.front_states.get_mut(name).filter(|front| matches!(front, FrontState::Opening));
-        match (opened, front) {
-            (Ok((front_ends, places)), Some(front)) => {
-                *front = FrontState::Open(Box::new(front_ends));
-                // With the lock held, so that it is the first notice of the disk.
-                let (device, bytes) = (disk.name().to_owned(), disk.limits().bytes);
-                self.notify(name, DiskNotice::Mapped { device, bytes, places });
-                let (notices, local_name) = (self.notices.clone(), name.to_owned());
-                disk.on_change(Box::new(move |event| {
-                    // The receiver is gone when the process ends.
-                    let _ = notices.send((local_name.clone(), DiskNotice::Changed(event)));
-                }));
-                Ok(())
-            }
-            (Ok(unused), None) => {
-                drop(state);
-                drop(unused);
-                Err(unmapping())
-            }
-            (Err(why), front) => {
-                if front.is_some() {
-                    state.front_states.remove(name);
-                }
-                Err(why)
-            }
-        }
+        let Some(front) = front else {
+            drop(state);
+            drop(front_ends);
+            return Err(unmapping());
+        };
+        front_ends.unpause();
+        *front = FrontState::Open(Box::new(front_ends));
+        // With the lock held, so that it is the first notice of the disk.
+        let (device, bytes) = (disk.name().to_owned(), disk.limits().bytes);
+        self.notify(name, DiskNotice::Mapped { device, bytes, places });
+        let (notices, local_name) = (self.notices.clone(), name.to_owned());
+        disk.on_change(Box::new(move |event| {
+            // The receiver is gone when the process ends.
+            let _ = notices.send((local_name.clone(), DiskNotice::Changed(event)));
+        }));
+        Ok(())
     }
 
     /// Tells why the front ends of a disk cannot continue in another process.
@@ -399,27 +456,59 @@ impl DiskFrontEnds {
     }
 
     /// Gives the front ends of a disk away, for another process; they must be of a disk that
-    /// [can](Self::cannot_hand_over). Until then, requests that were begun are waited for.
+    /// [can](Self::cannot_hand_over). Until then, requests that were begun are waited for, and
+    /// `waiting` is called again and again.
     ///
     /// # Errors
-    /// Requests are not answered in time, and nothing has changed; the system has no descriptors
-    /// left.
-    pub fn hand_over(&self, disk: &str, within: Duration) -> Result<HandedFrontEnds, Trouble> {
+    /// Requests are not answered in time, and nothing has changed.
+    pub fn hand_over(
+        &self,
+        disk: &str,
+        within: Duration,
+        waiting: &mut dyn FnMut(),
+    ) -> Result<HandedFrontEnds, Trouble> {
         let mut state = self.lock();
         let is_changed = state.is_changed;
         let front = state.front_states.get_mut(disk).filter(|_| !is_changed);
         let Some(FrontState::Open(front_ends)) = front else {
             return Err(Trouble::new(format!("{disk} is being mapped or unmapped"), Errno::EBUSY));
         };
-        if !front_ends.pause(within) {
+        if !front_ends.pause(within, waiting) {
             let text = format!("requests of {disk} are not answered; is its server there?");
             return Err(Trouble::new(text, Errno::ETIMEDOUT));
         }
         let front_ends = std::mem::take(front_ends);
         state.front_states.remove(disk);
         drop(state);
-        let handed = front_ends.hand_over();
-        handed.map_err(|error| Trouble::io(format!("front ends of {disk}: {error}"), &error))
+        Ok(front_ends.hand_over())
+    }
+
+    /// Leaves copies of the front ends of a disk with a service manager, unless it has them: those
+    /// that the next process of the service can resume.
+    ///
+    /// # Errors
+    /// Those of the manager, and of the system.
+    pub fn keep(&self, disk: &str, service: &Service, supervisor: &Supervisor) -> io::Result<()> {
+        let mut state = self.lock();
+        let Some(FrontState::Open(front_ends)) = state.front_states.get_mut(disk) else {
+            return Ok(());
+        };
+        let (nbd, fuse) = (front_ends.nbd.as_ref(), front_ends.fuse.as_ref());
+        if front_ends.kept.is_some() || nbd.is_none() && fuse.is_none() {
+            return Ok(());
+        }
+        let kept = Arc::new(kept::state_of(service, fuse.map(Mount::device))?);
+        fuse.iter().for_each(|mount| mount.keep_opens(Arc::clone(&kept)));
+        let nbd = nbd.map(|server| Arc::clone(server.listener()));
+        let fuse = fuse.map(|mount| Arc::clone(mount.kernel()));
+        front_ends.kept = Some(Arc::clone(&kept));
+        drop(state);
+        kept::store(supervisor, &kept, nbd.as_deref(), fuse.as_deref())
+    }
+
+    /// Tells whether a disk has front ends.
+    pub fn has(&self, disk: &str) -> bool {
+        self.lock().front_states.contains_key(disk)
     }
 
     fn notify(&self, disk: &str, notices: DiskNotice) {
@@ -565,15 +654,18 @@ fn unmapping() -> Trouble {
     Trouble::new("all disks are being unmapped", Errno::ENODEV)
 }
 
-/// Opens front ends of a disk and returns their locations.
+/// Opens front ends of a disk; those that were handed over serve nobody yet.
 fn open_front_ends(
     disk: &Arc<Disk>,
     options: &FrontEndConfig,
     handed: HandedFrontEnds,
+    are_kept: bool,
     notices: &Sender<(String, DiskNotice)>,
-) -> Result<(FrontEnds, Vec<String>), Trouble> {
+) -> Result<PreparedFrontEnds, Trouble> {
     let name = disk.local_name();
-    let mut front_ends = FrontEnds::default();
+    let mut front_ends = FrontEnds { kept: handed.kept, ..FrontEnds::default() };
+    let mut fuse_options = FuseOptions::default();
+    fuse_options.one_descriptor = are_kept || front_ends.kept.is_some();
     let mut locations = vec![name.to_owned()];
     let trouble = || {
         let (notices, local_name) = (notices.clone(), name.to_owned());
@@ -598,12 +690,12 @@ fn open_front_ends(
     if let Some(dir) = &options.fuse {
         let device: Arc<dyn BlockDevice> = Arc::<Disk>::clone(disk);
         let mounted = match handed.fuse {
-            Some(handed) => fuse::resume(device, dir, name, FuseOptions::default(), handed),
-            None => fusefs::folder(dir)
-                .and_then(|()| fuse::mount(device, dir, name, FuseOptions::default())),
+            Some(handed) => fuse::resume(device, dir, name, fuse_options, handed),
+            None => fusefs::folder(dir).and_then(|()| fuse::mount(device, dir, name, fuse_options)),
         };
-        front_ends.fuse =
-            Some(mounted.map_err(|error| Trouble::io(no_mount(dir, &error), &error))?);
+        let mounted = mounted.map_err(|error| Trouble::io(no_mount(dir, &error), &error))?;
+        front_ends.kept.clone().into_iter().for_each(|kept| mounted.keep_opens(kept));
+        front_ends.fuse = Some(mounted);
         locations.push(format!("fuse {}", dir.join(name).display()));
     }
     if options.ublk {
@@ -622,7 +714,7 @@ fn open_front_ends(
         })?);
         locations.push(format!("vhost-user {}", path.display()));
     }
-    Ok((front_ends, locations))
+    Ok(PreparedFrontEnds { front_ends, places: locations })
 }
 
 /// Returns the path of a front end of another disk.

@@ -6,12 +6,13 @@ use std::{
         fd::{AsFd, OwnedFd},
         unix::net::{UnixListener, UnixStream},
     },
+    sync::Arc,
 };
 
 use bowline_block::front::{fuse, nbd};
 use serde::{Deserialize, Serialize};
 
-use super::replace::Parcel;
+use super::replace::{Packed, Parcel};
 
 /// What was handed over of the front ends of a disk.
 #[derive(Debug, Default)]
@@ -20,6 +21,8 @@ pub struct HandedFrontEnds {
     pub nbd: Option<nbd::Handed>,
     /// The mount.
     pub fuse: Option<fuse::Handed>,
+    /// A service manager keeps copies, together with this state of theirs.
+    pub kept: Option<Arc<OwnedFd>>,
 }
 
 impl HandedFrontEnds {
@@ -29,12 +32,14 @@ impl HandedFrontEnds {
     }
 }
 
-/// What lies in a parcel, in this order: the listener of NBD, its clients, and the mount.
+/// What lies in a parcel, in this order: the listener of NBD, its clients, the mount, and what a
+/// service manager keeps of them.
 #[derive(Deserialize, Serialize)]
 struct Contents {
     /// Clients of NBD.
     nbd: Option<Vec<Client>>,
     fuse: Option<Mounted>,
+    is_kept: bool,
 }
 
 /// The mount.
@@ -68,17 +73,17 @@ enum Format {
 }
 
 impl HandedFrontEnds {
-    /// Makes a parcel with copies of all descriptors.
+    /// Makes a parcel of it.
     ///
     /// # Errors
-    /// No descriptors left.
-    pub fn pack(&self) -> io::Result<Parcel> {
-        let mut parcel = Parcel::default();
-        let mut contents = Contents { nbd: None, fuse: None };
+    /// Those of JSON.
+    pub fn pack(&self) -> io::Result<Packed<'_>> {
+        let mut parcel = Packed::default();
+        let mut contents = Contents { nbd: None, fuse: None, is_kept: self.kept.is_some() };
         if let Some(nbd) = &self.nbd {
-            parcel.descriptors.push(nbd.listener.as_fd().try_clone_to_owned()?);
+            parcel.descriptors.push(nbd.listener.as_fd());
             for client in &nbd.clients {
-                parcel.descriptors.push(client.socket.as_fd().try_clone_to_owned()?);
+                parcel.descriptors.push(client.socket.as_fd());
                 parcel.bytes.extend(&client.unread);
                 parcel.bytes.extend(&client.unsent);
             }
@@ -91,9 +96,10 @@ impl HandedFrontEnds {
             contents.nbd = Some(clients.collect());
         }
         if let Some(fuse) = &self.fuse {
-            parcel.descriptors.push(fuse.kernel.as_fd().try_clone_to_owned()?);
+            parcel.descriptors.push(fuse.kernel.as_fd());
             contents.fuse = Some(Mounted { opens: fuse.opens, device: fuse.device });
         }
+        parcel.descriptors.extend(self.kept.as_ref().map(|kept| kept.as_fd()));
         parcel.state = serde_json::to_string(&contents)?;
         Ok(parcel)
     }
@@ -116,10 +122,10 @@ impl HandedFrontEnds {
         };
         let mut handed = Self::default();
         if let Some(clients) = contents.nbd {
-            let listener = UnixListener::from(next()?);
+            let listener = Arc::new(UnixListener::from(next()?));
             let clients = clients.into_iter().map(|client| {
                 let Client { format, has_allocation, unread, unsent } = client;
-                let socket = UnixStream::from(next()?);
+                let socket = Arc::new(UnixStream::from(next()?));
                 let session = nbd::Session { format, has_allocation };
                 let (unread, unsent) = (bytes(unread)?, bytes(unsent)?);
                 Ok(nbd::HandedClient { socket, session, unread, unsent })
@@ -128,7 +134,10 @@ impl HandedFrontEnds {
             handed.nbd = Some(nbd::Handed { listener, clients });
         }
         if let Some(Mounted { opens, device }) = contents.fuse {
-            handed.fuse = Some(fuse::Handed { kernel: next()?, opens, device });
+            handed.fuse = Some(fuse::Handed { kernel: Arc::new(next()?), opens, device });
+        }
+        if contents.is_kept {
+            handed.kept = Some(Arc::new(next()?));
         }
         Ok(handed)
     }

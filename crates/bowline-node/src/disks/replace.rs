@@ -6,35 +6,51 @@
 //!        --> BEGIN: all that can fail without the other one is done
 //!        <-- TELLS and what it has, with descriptors; or FAILS and why (the old one continues)
 //!        <-- FREE: session, device and sockets are closed
-//!        --> SERVES                                             the old one ends
-//!        an end of the connection before this                   the old one takes everything back
+//!        --> READY: all is open here, and clients are left alone
+//!        <-- GO: the new one begins                             the old one ends
+//!
+//!        an end of the connection before READY, or no READY in time; or GO cannot be sent:
+//!        <-- NO                                                 the old one takes everything back
+//!        an end of the connection behind READY, without NO: the new one begins
 //! ```
+//!
+//! Whether the old one may go back to what it has is decided when it sends GO, by that alone: so at
+//! each instant at most one of both may serve clients, whichever is killed.
 
 use std::{
+    borrow::Cow,
     collections::BTreeSet,
     io::{self, IoSlice, IoSliceMut, Read, Write},
     mem::MaybeUninit,
-    net::IpAddr,
+    net::{IpAddr, Shutdown},
     os::{
-        fd::{AsFd, BorrowedFd, OwnedFd},
+        fd::{BorrowedFd, OwnedFd},
         unix::net::UnixStream,
     },
     path::{Path, PathBuf},
-    time::Duration,
+    sync::Arc,
+    time::{Duration, Instant},
 };
 
 use bowline_ctl::{Errno, Peer, Successor, ask_to_replace, folder};
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    net::{
+        RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+        SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+    },
 };
 use serde::{Deserialize, Serialize};
 
-use super::FrontEndConfig;
-use crate::{Failure, Outcome, signals::Stop};
+use super::{FrontEndConfig, kept};
+use crate::{
+    Failure, Outcome,
+    service_manager::{Contact, Supervisor},
+    signals::Stop,
+};
 
 /// Version of all that the two processes say to each other.
-const FORMAT: u32 = 3;
+const FORMAT: u32 = 4;
 /// How long the other process may take for each step.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Most bytes of a state: those of 64 clients, each with the largest requests.
@@ -50,7 +66,12 @@ const BEGIN: u8 = b'B';
 const TELLS: u8 = b'T';
 const FAILS: u8 = b'E';
 const FREE: u8 = b'F';
-const SERVES: u8 = b'S';
+const READY: u8 = b'R';
+const GO: u8 = b'G';
+const NO: u8 = b'N';
+
+/// How often a process that waits for its successor shows that it lives.
+const BEAT: Duration = Duration::from_millis(50);
 
 /// What a process does, by which the one to be replaced is found.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
@@ -111,9 +132,40 @@ impl Service {
 struct Wish {
     format: u32,
     service: Service,
+    /// How long it may need to be ready, in milliseconds.
+    ready_within_ms: u64,
+    /// It has a service manager of its own.
+    has_manager: bool,
 }
 
-/// What a process hands over.
+/// What of a wish is the same in all versions.
+#[derive(Deserialize)]
+struct Kind {
+    format: u32,
+    service: Service,
+}
+
+/// What comes with the descriptors.
+#[derive(Deserialize, Serialize)]
+struct Preface<'a> {
+    /// What the rest is.
+    state: Cow<'a, str>,
+    /// The service manager of the process that is replaced.
+    manager: Option<Contact>,
+}
+
+/// What a process hands over, and keeps until the other one has it.
+#[derive(Debug, Default)]
+pub struct Packed<'a> {
+    /// What the rest is, as JSON.
+    pub state: String,
+    /// Bytes, in the order that `state` tells.
+    pub bytes: Vec<u8>,
+    /// Descriptors, likewise.
+    pub descriptors: Vec<BorrowedFd<'a>>,
+}
+
+/// What a process was given.
 #[derive(Debug, Default)]
 pub struct Parcel {
     /// What the rest is, as JSON.
@@ -122,6 +174,8 @@ pub struct Parcel {
     pub bytes: Vec<u8>,
     /// Descriptors, likewise.
     pub descriptors: Vec<OwnedFd>,
+    /// The service manager of the process that is replaced, for one that has none.
+    pub manager: Option<Contact>,
 }
 
 /// The process whose place this one takes.
@@ -130,16 +184,24 @@ pub struct Predecessor(UnixStream);
 
 impl Predecessor {
     /// Finds the process that does this, behind a control socket or behind any of this user's, and
-    /// asks it for its place.
+    /// asks it for its place. This process is ready within a time after it has everything, or never
+    /// will be.
     ///
     /// # Errors
     /// There is no such process, or it refuses.
-    pub fn find(control: Option<&Path>, service: Service) -> Outcome<Self> {
+    pub fn find(
+        control: Option<&Path>,
+        service: Service,
+        ready_within: Duration,
+        supervisor: &Supervisor,
+    ) -> Outcome<Self> {
         let mut failure = None;
         let own = std::process::id();
         let places =
             control.map_or_else(|| sockets(service.word(), own), |place| vec![place.to_owned()]);
-        let wish = Wish { format: FORMAT, service };
+        let ready_within_ms = ready_within.as_millis().try_into().unwrap_or(u64::MAX);
+        let has_manager = supervisor.is_there();
+        let wish = Wish { format: FORMAT, service, ready_within_ms, has_manager };
         let wants = serde_json::to_string(&wish)
             .map_err(|error| Failure::usage(format!("--replace: {error}")))?;
         for place in places {
@@ -195,6 +257,11 @@ impl Predecessor {
         let received = self.receive().map_err(|error| match error.kind() {
             io::ErrorKind::UnexpectedEof => "it has ended, or could not do it".to_owned(),
             io::ErrorKind::WouldBlock => format!("it has not answered for {PATIENCE:?}"),
+            _ if error.raw_os_error() == Some(Errno::EMFILE.0) => {
+                "this process may not open all files that it has: raise the limit of open files \
+                 (`ulimit -n`)"
+                    .to_owned()
+            }
             _ => error.to_string(),
         });
         match received {
@@ -224,37 +291,57 @@ impl Predecessor {
         }
         let descriptors = (0..count).map(|_| receive_descriptor(stream));
         let descriptors = descriptors.collect::<io::Result<Vec<_>>>()?;
+        let Preface { state, manager } = serde_json::from_str(&text)?;
+        let state = state.into_owned();
         match read_byte(stream)? {
-            FREE => Ok(Ok(Parcel { state: text, bytes, descriptors })),
+            FREE => Ok(Ok(Parcel { state, bytes, descriptors, manager })),
             _ => Err(io::ErrorKind::InvalidData.into()),
         }
     }
 
-    /// This process serves, and the other one ends. That one takes everything back only when this
-    /// one is gone: if it is gone itself, it has been stopped or killed since.
+    /// All is open here: asks whether this process may begin. It may, if the other one says so, or
+    /// is gone.
     ///
     /// # Errors
-    /// Those of the connection: who serves is not known.
-    pub fn dismiss(&self) -> Outcome {
-        match (&self.0).write_all(&[SERVES]) {
-            Ok(()) => Ok(()),
-            Err(error)
-                if matches!(
-                    error.kind(),
-                    io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset
-                ) =>
-            {
-                note!("the process that was replaced has ended by itself");
-                Ok(())
-            }
-            Err(error) => Err(Failure::failed(format!("the process to be replaced: {error}"))),
+    /// The other process has taken everything back, or may do so.
+    pub fn lets_begin(&self) -> Outcome {
+        // An error is seen by what is read.
+        let _ = (&self.0).write_all(&[READY]);
+        let mut decided = read_byte(&self.0);
+        let is_late = matches!(&decided, Err(error) if error.kind() == io::ErrorKind::WouldBlock);
+        if is_late {
+            // It can decide no longer; perhaps it just has.
+            let _ = self.0.shutdown(Shutdown::Both);
+            decided = read_byte(&self.0);
         }
+        let why = match decided {
+            Ok(GO) => return Ok(()),
+            Err(error) if !is_late && is_end(&error) => {
+                note!("the process that was replaced has ended by itself");
+                return Ok(());
+            }
+            Ok(NO) => "it continues, since this one was not ready in time".to_owned(),
+            _ if is_late => format!("it has not answered for {PATIENCE:?}"),
+            Ok(_) => "it says what this one does not know".to_owned(),
+            Err(error) => error.to_string(),
+        };
+        Err(Failure::failed(format!("the process to be replaced: {why}")))
     }
+}
+
+/// Tells whether the other process has closed the connection, or is gone.
+fn is_end(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset)
 }
 
 /// A process that takes the place of this one.
 #[derive(Debug)]
-pub struct Heir(UnixStream);
+pub struct Heir {
+    stream: Arc<UnixStream>,
+    process: Option<u32>,
+    ready_within: Duration,
+    has_manager: bool,
+}
 
 impl Heir {
     /// Answers a process that asks for the place of this one, which does `service`; returns it if
@@ -264,73 +351,129 @@ impl Heir {
         service: &Service,
         trouble: impl FnOnce() -> Option<String>,
     ) -> Option<Self> {
-        let answer = admit(&asks, service).and_then(|()| match trouble() {
+        let answer = admit(&asks, service).and_then(|wish| match trouble() {
             Some(why) => Err((Errno::EBUSY, why)),
-            None => Ok(()),
+            None => Ok(wish),
         });
-        let sent = match &answer {
-            Ok(()) => asks.answer(Ok(())),
-            Err((errno, why)) => asks.answer(Err((*errno, why))),
-        };
-        let heir = Self(asks.stream);
-        let begins = || -> io::Result<bool> {
-            sent?;
-            prepare(&heir.0)?;
-            Ok(answer.is_ok() && read_byte(&heir.0)? == BEGIN)
-        };
         // One that is gone wants nothing.
-        begins().is_ok_and(|begins| begins).then_some(heir)
+        let wish = match answer {
+            Ok(wish) => asks.answer(Ok(())).ok().map(|()| wish)?,
+            Err((errno, why)) => {
+                let _ = asks.answer(Err((errno, &why)));
+                return None;
+            }
+        };
+        let stream = asks.stream;
+        let process = Peer::at(&stream).ok().and_then(|peer| u32::try_from(peer.process).ok());
+        let heir = Self {
+            process: process.filter(|id| *id > 0),
+            ready_within: Duration::from_millis(wish.ready_within_ms),
+            has_manager: wish.has_manager,
+            stream,
+        };
+        let begins = prepare(&heir.stream).and_then(|()| read_byte(&heir.stream));
+        (begins.ok()? == BEGIN).then_some(heir)
     }
 
     /// Tells it why it does not get anything.
     pub fn refuse(&self, why: &str) {
         // One that is gone need not know.
-        let _ = (&self.0).write_all(&[FAILS]).and_then(|()| write_bytes(&self.0, why.as_bytes()));
+        let _ = (&*self.stream)
+            .write_all(&[FAILS])
+            .and_then(|()| write_bytes(&self.stream, why.as_bytes()));
     }
 
     /// Sends it everything.
     ///
     /// # Errors
     /// Those of the connection.
-    pub fn send(&self, parcel: &Parcel) -> io::Result<()> {
-        let mut stream = &self.0;
+    pub fn send(&self, parcel: &Packed<'_>, supervisor: &Supervisor) -> io::Result<()> {
+        let mut stream = &*self.stream;
+        let manager = supervisor.contact().filter(|_| !self.has_manager);
+        let text = serde_json::to_string(&Preface { state: (&*parcel.state).into(), manager })?;
         stream.write_all(&[TELLS])?;
-        write_bytes(stream, parcel.state.as_bytes())?;
+        write_bytes(stream, text.as_bytes())?;
         write_bytes(stream, &parcel.bytes)?;
         stream.write_all(&(parcel.descriptors.len() as u32).to_le_bytes())?;
-        parcel.descriptors.iter().try_for_each(|one| send_descriptor(stream, one.as_fd()))
+        parcel.descriptors.iter().try_for_each(|one| send_descriptor(stream, *one))
     }
 
-    /// Tells it that all is closed here, and waits until it serves. Returns false if it has ended
-    /// before: all is this process's again.
-    pub fn serves(&self, stop: &Stop) -> bool {
-        if (&self.0).write_all(&[FREE]).is_err() {
+    /// Tells it that all is closed here, waits until it is ready, and lets it begin; calls
+    /// `waiting` again and again. Returns false if it has ended, or was not ready in time: all is
+    /// this process's again. A request to stop changes nothing: who ends this process wants the
+    /// other one to serve.
+    pub fn begins(&self, waiting: &mut dyn FnMut()) -> bool {
+        let mut stream = &*self.stream;
+        if stream.write_all(&[FREE]).is_err() {
             return false;
         }
-        match stop.wait_for(&self.0) {
-            Ok(false) => matches!(read_byte(&self.0), Ok(SERVES)),
-            // Whoever ends this process wants the other one to serve.
-            Ok(true) => true,
-            Err(_) => false,
+        let end = Instant::now() + self.ready_within;
+        while !is_readable(stream, BEAT) {
+            waiting();
+            if Instant::now() >= end {
+                return self.is_late(waiting);
+            }
+        }
+        matches!(read_byte(stream), Ok(READY)) && stream.write_all(&[GO]).is_ok()
+    }
+
+    /// This process takes everything back: tells the other one, and waits a while for its end.
+    /// Returns false.
+    fn is_late(&self, waiting: &mut dyn FnMut()) -> bool {
+        note!("the process that replaces this one is not ready after {:?}", self.ready_within);
+        // One that is gone need not know.
+        let _ = (&*self.stream).write_all(&[NO]);
+        let end = Instant::now() + PATIENCE;
+        while Instant::now() < end {
+            waiting();
+            if is_readable(&self.stream, BEAT) && read_byte(&self.stream).is_err() {
+                break;
+            }
+        }
+        false
+    }
+
+    /// Its service is this one's: the manager is notified, unless the other process has one of its
+    /// own or this one was asked to stop, by which the manager may mean the service.
+    pub fn succeeds(&self, supervisor: &Supervisor, stop: &Stop) {
+        match self.process.filter(|_| !self.has_manager && !stop.asked()) {
+            Some(process) if supervisor.is_there() => {
+                if let Err(error) = supervisor.main_process(process) {
+                    note!("the service manager does not know process {process}: {error}");
+                }
+            }
+            _ => {
+                supervisor.stopping(Duration::ZERO, "handed over");
+                if supervisor.keeps() {
+                    kept::forget(supervisor);
+                }
+            }
         }
     }
 }
 
+/// Waits a while until there is something to read, or the connection has ended.
+fn is_readable(stream: &UnixStream, within: Duration) -> bool {
+    let within = Timespec::try_from(within).unwrap_or_default();
+    poll(&mut [PollFd::new(stream, PollFlags::IN)], Some(&within)).is_ok_and(|count| count > 0)
+}
+
 /// Tells whether a process may have the place of this one, or why not.
-fn admit(asks: &Successor, service: &Service) -> Result<(), (Errno, String)> {
+fn admit(asks: &Successor, service: &Service) -> Result<Wish, (Errno, String)> {
     if !is_ours(&asks.stream) {
         return Err((Errno::EACCES, "it belongs to another user".to_owned()));
     }
-    let wish: Wish = serde_json::from_str(&asks.wants).map_err(|_| {
-        (Errno::EPROTONOSUPPORT, "it is of a version that cannot hand over to this one".to_owned())
-    })?;
-    if wish.format != FORMAT {
-        let text = "it is of a version that cannot hand over to this one".to_owned();
-        return Err((Errno::EPROTONOSUPPORT, text));
+    let text = "it is of a version that cannot hand over to this one";
+    let other = || (Errno::EPROTONOSUPPORT, text.to_owned());
+    let kind: Kind = serde_json::from_str(&asks.wants).map_err(|_| other())?;
+    if kind.format != FORMAT {
+        return Err(other());
     }
-    if !service.is_same(&wish.service) {
+    if !service.is_same(&kind.service) {
         return Err((Errno::ENOENT, format!("it is {}", service.text())));
     }
+    // Of another version, the rest may be anything.
+    let wish: Wish = serde_json::from_str(&asks.wants).map_err(|_| other())?;
     match (service, &wish.service) {
         (Service::Map { front_ends, .. }, Service::Map { front_ends: wanted, .. })
             if front_ends != wanted =>
@@ -349,7 +492,7 @@ fn admit(asks: &Successor, service: &Service) -> Result<(), (Errno, String)> {
                 format!("it listens at {}: give the same addresses and port", places.join(", "));
             Err((Errno::EINVAL, text))
         }
-        _ => Ok(()),
+        _ => Ok(wish),
     }
 }
 
@@ -420,16 +563,20 @@ fn receive_descriptor(from: &UnixStream) -> io::Result<OwnedFd> {
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let mut byte = [0];
         let mut pieces = [IoSliceMut::new(&mut byte)];
-        match recvmsg(from, &mut pieces, &mut control, RecvFlags::CMSG_CLOEXEC) {
+        let is_cut = match recvmsg(from, &mut pieces, &mut control, RecvFlags::CMSG_CLOEXEC) {
             Err(rustix::io::Errno::INTR) => continue,
             Err(error) => return Err(error.into()),
-            Ok(_) => {}
-        }
+            // The system has no number for it.
+            Ok(received) => received.flags.contains(ReturnFlags::CTRUNC),
+        };
         let found = control.drain().find_map(|message| match message {
             RecvAncillaryMessage::ScmRights(mut all) => all.next(),
             _ => None,
         });
-        return found.ok_or_else(|| io::ErrorKind::UnexpectedEof.into());
+        return found.ok_or_else(|| match is_cut {
+            true => io::Error::from_raw_os_error(Errno::EMFILE.0),
+            false => io::ErrorKind::UnexpectedEof.into(),
+        });
     }
 }
 
@@ -438,12 +585,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_that_is_gone_has_nothing_back() {
-        let (one, other) = UnixStream::pair().expect("a pair");
-        drop(other);
-        assert!(Predecessor(one).dismiss().is_ok());
-        let (one, other) = UnixStream::pair().expect("a pair");
-        assert!(Predecessor(one).dismiss().is_ok());
-        assert_eq!(read_byte(&other).expect("a byte"), SERVES);
+    fn who_may_begin_is_what_the_former_process_has_said_last() {
+        let pair = || {
+            let (one, other) = UnixStream::pair().expect("a pair");
+            one.set_read_timeout(Some(Duration::from_millis(50))).expect("a limit");
+            (Predecessor(one), other)
+        };
+        let (next, former) = pair();
+        (&former).write_all(&[GO]).expect("sent");
+        assert!(next.lets_begin().is_ok());
+        assert_eq!(read_byte(&former).expect("a byte"), READY);
+        // It is gone, whether it has read anything or not.
+        let (next, former) = pair();
+        drop(former);
+        assert!(next.lets_begin().is_ok());
+        for (word, may_begin) in [(GO, true), (NO, false), (b'?', false)] {
+            let (next, former) = pair();
+            (&next.0).write_all(&[READY]).expect("sent");
+            (&former).write_all(&[word]).expect("sent");
+            drop(former);
+            assert_eq!(next.lets_begin().is_ok(), may_begin, "{word}");
+        }
+        // It hangs: it can let nobody begin afterwards.
+        let (next, former) = pair();
+        assert!(next.lets_begin().is_err());
+        assert!((&former).write_all(&[GO]).is_err());
     }
 }

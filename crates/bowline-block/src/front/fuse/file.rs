@@ -1,6 +1,7 @@
 //! What the kernel may do with a directory and the one file in it.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::SystemTime;
 
 use bowline_rnbd::Errno;
@@ -52,6 +53,8 @@ pub(super) struct Users {
 /// The directory and its file.
 pub(super) struct DiskFile {
     pub(super) users: Mutex<Users>,
+    /// Where it is written how often the file is open.
+    pub(super) keeper: OnceLock<Arc<OwnedFd>>,
     pub(super) name: String,
     pub(super) bytes: Arc<Bytes>,
     pub(super) read_only: bool,
@@ -62,6 +65,21 @@ pub(super) struct DiskFile {
 impl DiskFile {
     pub(super) fn users(&self) -> MutexGuard<'_, Users> {
         self.users.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes from now on how often the file is open.
+    pub(super) fn keep_opens(&self, keeper: Arc<OwnedFd>) {
+        let users = self.users();
+        // A mount is kept once.
+        let _ = self.keeper.set(keeper);
+        self.write_opens(&users);
+    }
+
+    fn write_opens(&self, users: &Users) {
+        if let Some(keeper) = self.keeper.get() {
+            // An error leaves the number of before, which is a guess then.
+            let _ = rustix::io::pwrite(keeper, &(users.open as u64).to_ne_bytes(), 0);
+        }
     }
 
     fn is_read_only(&self) -> bool {
@@ -92,6 +110,7 @@ impl DiskFile {
         batch: &mut Vec<DiskIo>,
     ) {
         let to = To { unique: header.unique, entry };
+        let is_release = matches!(call, Some(Call::Release));
         let answer = match call {
             Some(Call::Unanswered) => return,
             Some(Call::Read { offset, size }) => {
@@ -127,6 +146,10 @@ impl DiskFile {
         };
         self.bytes.take_back(data);
         answers.answer(to, answer.as_deref().map(Out::Bytes).map_err(|errno| *errno));
+        if is_release {
+            // Only now: an answer that is not given is asked for again.
+            self.write_opens(&self.users());
+        }
     }
 
     /// What needs no disk.
@@ -160,6 +183,7 @@ impl DiskFile {
                     return Err(Errno::ENODEV);
                 }
                 users.open += 1;
+                self.write_opens(&users);
                 Ok(wire::opened(OPEN_FLAGS))
             }
             Call::OpenDir => Ok(wire::opened(0)),

@@ -11,13 +11,13 @@
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// A mount without its disk, for another process that takes it over.
 #[derive(Debug)]
 pub struct Handed {
     /// Where the kernel's requests come from.
-    pub kernel: OwnedFd,
+    pub kernel: Arc<OwnedFd>,
     /// How often the file is open.
     pub opens: usize,
     /// Its device number, by which it is known.
@@ -55,6 +55,11 @@ pub(super) struct Gate {
 }
 
 impl Gate {
+    /// A pause from the start.
+    pub(super) fn closed() -> Self {
+        Self { is_closed: AtomicBool::new(true), ..Self::default() }
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         // Two plain values are always consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)

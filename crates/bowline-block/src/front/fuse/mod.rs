@@ -29,7 +29,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, OnceLock, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -65,6 +66,9 @@ pub struct FuseOptions {
     /// Without effect where requests come by io_uring, which is where Linux 6.14 or later
     /// offers that (the parameter `enable_uring` of its module fuse).
     pub threads: usize,
+    /// All requests come by [one descriptor](Mount::kernel), and none by io_uring: whoever keeps
+    /// that descriptor can have the mount [resumed](resume) after this process was killed.
+    pub one_descriptor: bool,
 }
 
 /// A directory with the file of a disk in it. Dropping it unmounts: at once if nobody has the file
@@ -74,11 +78,13 @@ pub struct Mount {
     device: u64,
     file: Arc<DiskFile>,
     /// Where the kernel's requests come from.
-    kernel: OwnedFd,
+    kernel: Arc<OwnedFd>,
     gate: Arc<Gate>,
     unmounts: Unmounts,
     has_ring: bool,
     threads: Vec<JoinHandle<()>>,
+    /// Requests were taken. Relaxed: it guards nothing else.
+    has_begun: AtomicBool,
 }
 
 /// Who unmounts the directory at the end.
@@ -137,7 +143,7 @@ pub fn mount(
     if options.allow_other {
         config.acl = SessionACL::All;
     }
-    let mut ring = true;
+    let mut ring = !options.one_descriptor;
     let mut serve = || Served::new(&disk, dir, file_name, options, &config, &mut ring);
     let Served { file, kernel, unmounts, gate, threads } = match serve() {
         // Where there is a ring, it may be what failed.
@@ -149,12 +155,16 @@ pub fn mount(
     };
     let device = std::fs::metadata(dir)?.dev();
     refresh_on_change(&disk, &file, dir.join(file_name));
-    let (dir, has_ring) = (dir.to_owned(), ring);
-    Ok(Mount { dir, device, file, kernel, gate, unmounts, has_ring, threads })
+    let (dir, kernel, has_ring) = (dir.to_owned(), Arc::new(kernel), ring);
+    let has_begun = AtomicBool::new(true);
+    Ok(Mount { dir, device, file, kernel, gate, unmounts, has_ring, threads, has_begun })
 }
 
 /// Continues with a mount that another process has [handed over](Mount::hand_over): programs have
 /// the file open all the time. The options must be the same.
+///
+/// The mount is paused until [`Mount::unpause`]: nothing is taken from the kernel. Dropped before
+/// that, it stays mounted, for whoever has a copy of the descriptor.
 ///
 /// The mount may have been given to a process that has ended since. What that one had read by the
 /// same descriptor and not answered is executed again, or for the first time (Linux 6.9).
@@ -171,15 +181,13 @@ pub fn resume(
     let users = Users { open: handed.opens, disabled: false };
     let count = options.device_threads();
     let file = new_file(&disk, file_name, options, users, count * MAX_IO)?;
-    // An older kernel sends nothing again; after a hand-over, there is nothing to send.
-    let _ = hand_over::ask_again(handed.kernel.as_fd());
-    let (kernel, gate) = (handed.kernel, Arc::<Gate>::default());
-    // Nothing fails from then on: the threads would stay, and take requests for nobody.
-    let threads = serve_by_device(kernel.try_clone()?, &file, &gate, count)?;
+    let (kernel, gate) = (handed.kernel, Arc::new(Gate::closed()));
+    let way = Way { count, is_shared: options.one_descriptor };
+    let threads = serve_by_device(kernel.try_clone()?, &file, &gate, way)?;
     refresh_on_change(&disk, &file, dir.join(file_name));
     let (dir, device) = (dir.to_owned(), handed.device);
-    let (unmounts, has_ring) = (Unmounts::Here, false);
-    Ok(Mount { dir, device, file, kernel, gate, unmounts, has_ring, threads })
+    let (unmounts, has_ring, has_begun) = (Unmounts::Here, false, AtomicBool::new(false));
+    Ok(Mount { dir, device, file, kernel, gate, unmounts, has_ring, threads, has_begun })
 }
 
 /// A file that is mounted and served.
@@ -230,7 +238,8 @@ impl Served {
         // By the ring come all but a few.
         let count = if threads.is_empty() { count } else { 1 };
         let gate = Arc::default();
-        threads.extend(serve_by_device(mounted.kernel()?, &file, &gate, count)?);
+        let way = Way { count, is_shared: options.one_descriptor };
+        threads.extend(serve_by_device(mounted.kernel()?, &file, &gate, way)?);
         let kernel = mounted.kernel()?;
         let unmounts = mounted.session.take().map_or(Unmounts::Other, Unmounts::Session);
         Ok(Self { file, kernel, unmounts, gate, threads })
@@ -259,6 +268,7 @@ fn new_file(
     let bytes = Bytes::new(Arc::clone(disk), more);
     Ok(Arc::new(DiskFile {
         users: Mutex::new(users),
+        keeper: OnceLock::new(),
         name: name.into(),
         read_only: options.read_only,
         bytes: bytes.map_err(|errno| io::Error::from_raw_os_error(errno.0))?,
@@ -267,16 +277,28 @@ fn new_file(
     }))
 }
 
-/// Starts threads that take requests by /dev/fuse, at most `count`: where there can be no more, one
-/// is enough.
+/// How threads take requests by /dev/fuse.
+#[derive(Clone, Copy)]
+struct Way {
+    /// At most this many: where there can be no more, one is enough.
+    count: usize,
+    /// All by one descriptor. What was read from another one fails when that is closed.
+    is_shared: bool,
+}
+
+/// Starts threads that take requests by /dev/fuse.
 fn serve_by_device(
     kernel: OwnedFd,
     file: &Arc<DiskFile>,
     gate: &Arc<Gate>,
-    count: usize,
+    Way { count, is_shared }: Way,
 ) -> io::Result<Vec<JoinHandle<()>>> {
     let first = Device { fd: kernel };
-    let others: Vec<_> = (1..count).map_while(|_| first.another().ok()).collect();
+    let another = |_| match is_shared {
+        true => first.fd.try_clone().map(|fd| Device { fd }).ok(),
+        false => first.another().ok(),
+    };
+    let others: Vec<_> = (1..count).map_while(another).collect();
     let serve = |device: Device, index: usize| {
         let (device, file, gate) = (Arc::new(device), Arc::clone(file), Arc::clone(gate));
         let own = MEMORY + index * MAX_IO;
@@ -339,6 +361,23 @@ impl Mount {
         &self.dir
     }
 
+    /// Returns where the kernel's requests come from.
+    pub const fn kernel(&self) -> &Arc<OwnedFd> {
+        &self.kernel
+    }
+
+    /// Returns the device number of the mount, by which it is known.
+    pub const fn device(&self) -> u64 {
+        self.device
+    }
+
+    /// Writes how often the file is open, 8 bytes in the machine's order, to the beginning of
+    /// `keeper` whenever that changes: should this process be killed, the next one knows. A number
+    /// that was not written in time is too large.
+    pub fn keep_opens(&self, keeper: Arc<OwnedFd>) {
+        self.file.keep_opens(keeper);
+    }
+
     /// Returns how often the file is open. The kernel reports a close a moment after it.
     pub fn opens(&self) -> usize {
         self.file.users().open
@@ -382,25 +421,25 @@ impl Mount {
         self.gate.parked() == serving && self.file.bytes.is_idle()
     }
 
-    /// Takes requests again.
+    /// Takes requests, again or for the first time.
     pub fn unpause(&self) {
+        if !self.has_begun.swap(true, Relaxed) {
+            // An older kernel sends nothing again; after a hand-over, there is nothing to send.
+            let _ = hand_over::ask_again(self.kernel.as_fd());
+        }
         self.gate.open();
     }
 
     /// Leaves a mount that [is paused](Self::is_paused), and returns what another process needs to
     /// [`resume`] it: programs notice a pause.
-    ///
-    /// # Errors
-    /// No descriptors left: it is unmounted.
-    pub fn hand_over(mut self) -> io::Result<Handed> {
-        let kernel = self.kernel.try_clone()?;
+    pub fn hand_over(mut self) -> Handed {
         self.gate.hand_over();
         self.wait_for_threads();
         if let Unmounts::Session(session) = std::mem::replace(&mut self.unmounts, Unmounts::Other) {
             // It would unmount.
             std::mem::forget(session);
         }
-        Ok(Handed { kernel, opens: self.opens(), device: self.device })
+        Handed { kernel: Arc::clone(&self.kernel), opens: self.opens(), device: self.device }
     }
 
     /// Waits a little for the threads to end.
@@ -441,6 +480,11 @@ impl Mount {
 
 impl Drop for Mount {
     fn drop(&mut self) {
+        if !self.has_begun.load(Relaxed) {
+            // Another process has a copy of the descriptor, and continues.
+            self.gate.hand_over();
+            return self.wait_for_threads();
+        }
         // A mount that ends serves its users no longer.
         self.gate.open();
         self.unmount();

@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bowline_ctl::{ClientConnection, ClientHandler};
 use bowline_rnbd::{Errno, IoOp, Limits};
@@ -17,7 +17,7 @@ use super::hand_over::{self, Gate, HandedClient};
 use super::handshake::{self, Outcome};
 use super::output::{Output, Reply};
 use super::reply::{self, Failure, Head, Origin};
-use super::requests::{Place, Request, Requests};
+use super::requests::{NoPlace, Place, Request, Requests};
 use super::status::{self, Extents};
 use super::wire::Session;
 use super::work::{Work, WorkQueue};
@@ -72,6 +72,8 @@ enum Ended {
     Broken(&'static str),
     /// The server pauses: the rest of its requests is not taken, or not yet.
     Paused,
+    /// There is no thread that sends replies; nothing of the client was touched.
+    NoThread(io::Error),
 }
 
 impl From<io::Error> for Ended {
@@ -140,7 +142,7 @@ impl Connection {
             disk,
             options,
             session,
-            requests: Requests::new(memory),
+            requests: Requests::new(memory, !unsent.is_empty()),
             work: WorkQueue::default(),
             output: Output::beginning(unsent),
             gate,
@@ -152,6 +154,7 @@ impl Connection {
         connection.gate.enter(connection.weak_self.clone());
         match connection.run(unread) {
             Err(Ended::Broken(why)) => Err(handshake::broken(why)),
+            Err(Ended::NoThread(error)) => Err(error),
             Ok(()) | Err(Ended::Disconnect | Ended::Gone | Ended::Paused) => Ok(()),
         }
     }
@@ -161,19 +164,30 @@ impl Connection {
             let writer = std::thread::Builder::new()
                 .name("bowline-nbd-out".into())
                 .spawn_scoped(threads, || self.output.write(self.socket(), &self.requests));
-            self.output.send(self.socket(), &self.requests, std::iter::empty());
+            writer.map_err(Ended::NoThread)?;
             let mut input = Input::new(self.socket(), &*self.disk, &self.gate, unread);
-            let mut ended = if writer.is_ok() { self.read(&mut input) } else { Err(Ended::Gone) };
-            while let Err(Ended::Paused) = ended {
-                self.disk.leave();
-                ended = match self.gate.park(self) {
-                    true => self.read(&mut input),
-                    false if self.give(&input) => return Ok(()),
-                    false => Err(Ended::Gone),
+            // A server that has not begun is paused.
+            let mut ended = Err(Ended::Paused);
+            loop {
+                ended = match ended {
+                    Err(Ended::Paused) => {
+                        if !self.gate.park(self) {
+                            self.give(&input);
+                            return Ok(());
+                        }
+                        self.output.send(self.socket(), &self.requests, std::iter::empty());
+                        let ended = self.read(&mut input);
+                        self.disk.leave();
+                        ended
+                    }
+                    // The next process, or the same one later, answers the rest.
+                    Err(Ended::Disconnect) if !self.requests.wait_all() => {
+                        Err(input.take_back(&[]))
+                    }
+                    _ => break,
                 };
             }
-            self.disk.leave();
-            if matches!(ended, Err(Ended::Disconnect)) || self.client.is_finishing() {
+            if self.client.is_finishing() {
                 self.requests.wait_all();
             }
             self.abort();
@@ -197,15 +211,13 @@ impl Connection {
         self.output.has_all(&self.requests)
     }
 
-    /// Leaves the client to another process; returns false if there are no descriptors left.
-    fn give(&self, input: &Input<'_>) -> bool {
-        let Ok(socket) = self.socket().try_clone() else { return false };
+    /// Leaves the client to another process.
+    fn give(&self, input: &Input<'_>) {
         // Nobody shuts it down from now on.
-        self.client.forget();
+        let socket = self.client.forget();
         let unsent = self.output.take(&self.requests);
         let unread = input.buffered().to_vec();
         self.gate.give(HandedClient { socket, session: self.session, unread, unsent });
-        true
     }
 
     /// Reads requests; never returns `Ok`.
@@ -290,18 +302,20 @@ impl Connection {
             self.disk.submit(batch);
             input.turns.leave(&*self.disk);
         });
-        let Some(place) = place else {
-            return Err(if self.gate.is_closed() { input.take_back(&[]) } else { Ended::Gone });
-        };
+        // The pause may be over by now: the request is handled again then.
+        let place = place.map_err(|why| match why {
+            NoPlace::Paused => input.take_back(&[]),
+            NoPlace::Gone => Ended::Gone,
+        })?;
         let (op, place) = match (action, place) {
             (Ok(Action::Io(op)), Ok(place)) => (op, place),
             (action, _) => {
                 if payload > 0 || matches!(action, Ok(Action::Status)) {
                     self.disk.submit(batch);
                 }
-                if let Err(error) = input.skip(payload as usize) {
+                if let Err(ended) = input.skip(payload as usize) {
                     self.requests.release(&Place::None, 0);
-                    return Err(error.into());
+                    return Err(ended);
                 }
                 // The disk may take its time, and many refused requests may follow.
                 input.turns.leave(&*self.disk);
@@ -558,22 +572,24 @@ impl<'a> Input<'a> {
                 Ok(n) => (rest.offset, rest.len) = (rest.offset + n, rest.len - n),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    if self.gate.is_closed() {
-                        let mut data = Vec::new();
-                        mem.buffer.append_to(mem.offset, mem.len - rest.len, &mut data);
-                        return Err(self.take_back(&data));
-                    }
                     self.gate.wait(self.socket.as_fd(), None)?;
                 }
                 Err(error) => return Err(error.into()),
+            }
+            // Whether the client sends nothing, or a little all the time.
+            if rest.len > 0 && self.gate.is_closed() {
+                let mut data = Vec::new();
+                mem.buffer.append_to(mem.offset, mem.len - rest.len, &mut data);
+                return Err(self.take_back(&data));
             }
         }
         Ok(())
     }
 
-    /// Skips the next `n` bytes.
-    fn skip(&mut self, mut n: usize) -> io::Result<()> {
+    /// Skips the next `n` bytes. A pause waits for them, though not for long.
+    fn skip(&mut self, mut n: usize) -> Result<(), Ended> {
         self.limit = READ_AHEAD;
+        let mut end = None;
         loop {
             let count = self.buffered().len().min(n);
             self.consume(count);
@@ -584,9 +600,17 @@ impl<'a> Input<'a> {
             if self.gate.is_closed() {
                 // What was skipped cannot be taken back.
                 self.turns.leave(self.disk);
-                if !self.gate.wait(self.socket.as_fd(), Some(&hand_over::REST))? {
-                    return Err(io::ErrorKind::TimedOut.into());
+                let end = *end.get_or_insert_with(|| Instant::now() + hand_over::REST);
+                let left = end.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    return Err(Ended::Broken(
+                        "the rest of a refused request had not come half a second after its server \
+                         was to be replaced",
+                    ));
                 }
+                self.gate.wait(self.socket.as_fd(), Some(left))?;
+            } else {
+                end = None;
             }
             self.fill_some(true)?;
         }

@@ -18,13 +18,13 @@ use super::wire::Session;
 /// that is busy costs no further system call.
 pub(super) const AWAKE: Duration = Duration::from_millis(50);
 /// How long a pause waits for a client that has sent a part of a request which is skipped.
-pub(super) const REST: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
+pub(super) const REST: Duration = Duration::from_millis(500);
 
 /// A server without its disk, for another process that takes it over.
 #[derive(Debug)]
 pub struct Handed {
     /// The socket at which it listens. Who connects waits there.
-    pub listener: UnixListener,
+    pub listener: Arc<UnixListener>,
     /// Its clients.
     pub clients: Vec<HandedClient>,
 }
@@ -32,7 +32,7 @@ pub struct Handed {
 /// A client that sends requests.
 pub struct HandedClient {
     /// Its connection.
-    pub socket: UnixStream,
+    pub socket: Arc<UnixStream>,
     /// What it has negotiated.
     pub session: Session,
     /// Bytes that were received, from the first request on that was not begun.
@@ -86,13 +86,16 @@ pub(super) struct Gate {
 }
 
 impl Gate {
+    /// A gate that is closed: a pause that [`open`](Self::open) ends for the first time.
     pub(super) fn new() -> io::Result<Self> {
-        Ok(Self {
+        let gate = Self {
             state: Mutex::default(),
             changed: Condvar::new(),
             event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             is_closed: AtomicBool::new(false),
-        })
+        };
+        gate.close();
+        Ok(gate)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -113,20 +116,17 @@ impl Gate {
     }
 
     /// Sleeps until something comes from a client or a pause begins, at most as long as `limit`
-    /// says during a pause. Returns whether something has come.
-    pub(super) fn wait(
-        &self,
-        socket: BorrowedFd<'_>,
-        limit: Option<&Timespec>,
-    ) -> io::Result<bool> {
+    /// says during a pause.
+    pub(super) fn wait(&self, socket: BorrowedFd<'_>, limit: Option<Duration>) -> io::Result<()> {
         let mut fds = [
             PollFd::from_borrowed_fd(socket, PollFlags::IN),
             PollFd::new(&self.event, PollFlags::IN),
         ];
         let paused = limit.filter(|_| self.is_closed());
+        let paused = paused.map(|limit| Timespec::try_from(limit).unwrap_or_default());
         let fds = if paused.is_some() { &mut fds[..1] } else { &mut fds[..] };
-        match poll(fds, paused) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(!fds[0].revents().is_empty()),
+        match poll(fds, paused.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
             Err(error) => Err(error.into()),
         }
     }
@@ -188,6 +188,11 @@ impl Gate {
     pub(super) fn hand_over(&self) {
         self.lock().phase = Phase::HandedOver;
         self.changed.notify_all();
+    }
+
+    /// Returns how many connections wait here.
+    pub(super) fn parked(&self) -> usize {
+        self.lock().parked.len()
     }
 
     /// Tells whether connections that were paused still leave their clients.

@@ -35,7 +35,8 @@ use std::fmt;
 use std::io;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -50,6 +51,9 @@ pub use wire::{Format, Session};
 
 /// Clients that may linger, per allowed connection: gone while the disk still has requests of them.
 const LINGERING_PER_CONNECTION: usize = 4;
+
+/// How often a server that is resumed checks whether its connections have what they need.
+const BEGIN_POLL: Duration = Duration::from_millis(1);
 
 /// How long a server that is handed over waits for clients which choose an export.
 const HANDSHAKE_REST: Duration = Duration::from_millis(100);
@@ -84,9 +88,11 @@ pub struct NbdServer {
     path: PathBuf,
     /// `None` when it was left to another process.
     file: Option<OwnedFile>,
-    listener: UnixListener,
+    listener: Arc<UnixListener>,
     shared: Arc<Shared>,
     acceptor: Acceptor,
+    /// Something was read from a client or sent to one. Relaxed: it guards nothing else.
+    has_begun: AtomicBool,
 }
 
 struct Shared {
@@ -124,14 +130,20 @@ impl Clients {
 pub fn serve(disk: Arc<dyn BlockDevice>, at: &Path, options: NbdOptions) -> io::Result<NbdServer> {
     check_options(&options)?;
     let (listener, file) = bowline_ctl::listen(at)?;
-    open(disk, at, listener, Some(file), options)
+    let server = open(disk, at, Arc::new(listener), Some(file), options)?;
+    server.unpause();
+    Ok(server)
 }
 
 /// Continues with a server that another process has [handed over](NbdServer::hand_over), at the
 /// path at which it listens. The disk must be the same: clients know its size and abilities.
 ///
+/// The server is paused until [`NbdServer::unpause`]: nothing is read from a client or sent to one,
+/// and nobody is accepted. Dropped before that, it leaves the socket's file and all clients as they
+/// are, for whoever has a copy of the descriptors.
+///
 /// # Errors
-/// EINVAL for invalid options; errors of the system calls.
+/// EINVAL for invalid options; ENOMEM; errors of the system calls. Nothing has changed then.
 pub fn resume(
     disk: Arc<dyn BlockDevice>,
     at: &Path,
@@ -140,13 +152,27 @@ pub fn resume(
 ) -> io::Result<NbdServer> {
     check_options(&options)?;
     let server = open(disk, at, handed.listener, OwnedFile::new(at).ok(), options)?;
+    let count = handed.clients.len();
+    let (failed, failure) = mpsc::channel();
     for client in handed.clients {
         let HandedClient { socket, session, unread, unsent } = client;
         let connection = server.acceptor.adopt(socket);
         let begin = Begin { session, unread, unsent };
-        server.shared.begin(connection, |connection, disk, options, gate| {
-            Connection::resume(connection, disk, options, gate, begin)
-        });
+        let failed = failed.clone();
+        server.shared.begin(connection, move |connection, disk, options, gate| {
+            Connection::resume(connection, disk, options, gate, begin).inspect_err(|error| {
+                // Nobody waits for it once all have begun.
+                let _ = failed.send(error.raw_os_error().unwrap_or(libc::EIO));
+            })
+        })?;
+    }
+    while server.shared.gate.parked() < count {
+        let is_one_gone = server.connections() < count;
+        match failure.recv_timeout(BEGIN_POLL) {
+            Ok(errno) => return Err(io::Error::from_raw_os_error(errno)),
+            Err(_) if is_one_gone => return Err(io::Error::other("a client's thread has ended")),
+            Err(_) => {}
+        }
     }
     Ok(server)
 }
@@ -159,7 +185,7 @@ fn check_options(options: &NbdOptions) -> io::Result<()> {
 fn open(
     disk: Arc<dyn BlockDevice>,
     at: &Path,
-    listener: UnixListener,
+    listener: Arc<UnixListener>,
     file: Option<OwnedFile>,
     options: NbdOptions,
 ) -> io::Result<NbdServer> {
@@ -171,10 +197,12 @@ fn open(
         ConnectionLimits { active, lingering: active.saturating_mul(LINGERING_PER_CONNECTION) };
     let acceptor_shared = Arc::clone(&shared);
     let accepts = listener.try_clone()?;
-    let acceptor = Acceptor::open("bowline-nbd", accepts, limits, move |client| {
-        acceptor_shared.begin(client, Connection::serve);
+    let acceptor = Acceptor::prepare("bowline-nbd", accepts, limits, move |client| {
+        // Without a thread, this client is disconnected.
+        let _ = acceptor_shared.begin(client, Connection::serve);
     })?;
-    Ok(NbdServer { path: at.to_owned(), file, listener, shared, acceptor })
+    let path = at.to_owned();
+    Ok(NbdServer { path, file, listener, shared, acceptor, has_begun: AtomicBool::new(false) })
 }
 
 impl NbdServer {
@@ -219,6 +247,11 @@ impl NbdServer {
         self.shared.lock().disabled = false;
     }
 
+    /// Returns the socket at which it listens.
+    pub const fn listener(&self) -> &Arc<UnixListener> {
+        &self.listener
+    }
+
     /// Returns the path of the socket.
     pub fn path(&self) -> &Path {
         &self.path
@@ -235,19 +268,17 @@ impl NbdServer {
         self.shared.gate.is_quiet()
     }
 
-    /// Takes requests again.
+    /// Takes requests, again or for the first time.
     pub fn unpause(&self) {
+        self.has_begun.store(true, Relaxed);
         self.shared.gate.open();
+        self.acceptor.accept();
     }
 
     /// Ends a server that [is paused](Self::is_paused), and returns what another process needs to
     /// [`resume`] it: clients notice a pause. A client that does not choose an export in
-    /// time is disconnected.
-    ///
-    /// # Errors
-    /// No descriptors left: the server ends with its clients.
-    pub fn hand_over(mut self) -> io::Result<Handed> {
-        let listener = self.listener.try_clone()?;
+    /// time is disconnected. No descriptors are needed for that.
+    pub fn hand_over(mut self) -> Handed {
         self.acceptor.close();
         self.file = None;
         self.shared.gate.hand_over();
@@ -260,12 +291,16 @@ impl NbdServer {
             std::thread::sleep(Duration::from_millis(1));
         }
         self.end();
-        Ok(Handed { listener, clients: self.shared.gate.take() })
+        Handed { listener: Arc::clone(&self.listener), clients: self.shared.gate.take() }
     }
 
     /// Ends all connections.
     fn end(&self) {
         self.acceptor.abort_all();
+        self.join();
+    }
+
+    fn join(&self) {
         let threads = std::mem::take(&mut self.shared.lock().threads);
         for thread in threads {
             // A panic of the thread was printed when it happened.
@@ -276,6 +311,12 @@ impl NbdServer {
 
 impl Drop for NbdServer {
     fn drop(&mut self) {
+        if !self.has_begun.load(Relaxed) {
+            // Another process has copies of all descriptors, and continues.
+            self.shared.gate.hand_over();
+            self.acceptor.close();
+            return self.join();
+        }
         // Removed while the acceptor still listens: after that, a new socket may get the same inode
         // number.
         self.file.iter().for_each(OwnedFile::remove);
@@ -299,7 +340,7 @@ impl Shared {
     }
 
     /// Begins to serve a client, or disconnects it.
-    fn begin<F>(&self, client: ClientConnection, serve: F)
+    fn begin<F>(&self, client: ClientConnection, serve: F) -> io::Result<()>
     where
         F: FnOnce(ClientConnection, Arc<dyn BlockDevice>, NbdOptions, Arc<Gate>) -> io::Result<()>
             + Send
@@ -308,7 +349,7 @@ impl Shared {
         let mut clients = self.lock();
         clients.threads.retain(|thread| !thread.is_finished());
         if clients.disabled {
-            return;
+            return Ok(());
         }
         let (disk, options, gate) = (Arc::clone(&self.disk), self.options, Arc::clone(&self.gate));
         let thread = std::thread::Builder::new().name("bowline-nbd-in".into());
@@ -321,6 +362,7 @@ impl Shared {
                 faults.note(&error.to_string());
             }
         });
-        clients.threads.extend(thread);
+        clients.threads.push(thread?);
+        Ok(())
     }
 }

@@ -80,14 +80,14 @@ impl Output {
     /// Tells whether the disk has answered every request, and all replies not yet sent are here.
     pub(super) fn has_all(&self, requests: &Requests) -> bool {
         let state = self.lock();
-        requests.answered() == Some(state.queue.len())
+        requests.answered() == Some(state.queue.len() + usize::from(!state.before.is_empty()))
     }
 
     /// Returns the bytes that were not sent; nothing is sent from now on.
     pub(super) fn take(&self, requests: &Requests) -> Vec<u8> {
         let mut state = self.lock();
         state.closed = true;
-        let mut unsent = std::mem::take(&mut state.before);
+        let mut unsent = state.before.clone();
         let (start, mut queued) = (state.sent, Vec::new());
         for reply in &state.queue {
             queued.extend(reply.head.bytes());
@@ -134,7 +134,9 @@ impl Output {
 impl State {
     fn forget(&mut self, requests: &Requests) {
         self.sent = 0;
-        self.before.clear();
+        if !std::mem::take(&mut self.before).is_empty() {
+            requests.release(&Place::None, 0);
+        }
         for reply in self.queue.drain(..) {
             requests.release(&reply.place, reply.len);
         }
@@ -148,7 +150,12 @@ impl State {
             }
             let is_before = !self.before.is_empty();
             match self.send_some(socket, requests) {
-                Ok(n) if is_before => drop(self.before.drain(..n)),
+                Ok(n) if is_before => {
+                    self.before.drain(..n);
+                    if self.before.is_empty() {
+                        requests.release(&Place::None, 0);
+                    }
+                }
                 Ok(n) => self.advance(n, requests),
                 Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {
                     self.full = true;

@@ -52,7 +52,7 @@ struct Table {
     free: Vec<u32>,
     ranges: RangeAllocator,
     separate_bytes: usize,
-    /// Number of requests whose reply was not sent.
+    /// Number of requests whose reply was not sent; what an earlier process has left counts as one.
     pending: usize,
     /// Threads that wait for a change. Waking nobody costs a system call, too.
     waiting: usize,
@@ -63,14 +63,24 @@ struct Table {
     closed: bool,
 }
 
+/// Why a request gets no memory.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum NoPlace {
+    /// The reading thread is wanted elsewhere; the request is taken back.
+    Paused,
+    /// The connection was closed, or the client has hung up.
+    Gone,
+}
+
 impl Requests {
-    pub(super) fn new(shared_memory: DeviceMem) -> Self {
+    /// `are_left`: an earlier process has left replies to send.
+    pub(super) fn new(shared_memory: DeviceMem, are_left: bool) -> Self {
         let table = Table {
             slots: Vec::new(),
             free: Vec::new(),
             ranges: RangeAllocator::new(shared_memory.mem.len),
             separate_bytes: 0,
-            pending: 0,
+            pending: are_left.into(),
             waiting: 0,
             hung_up: false,
             paused: false,
@@ -97,22 +107,21 @@ impl Requests {
     }
 
     /// Counts a request and allocates memory for its `len` bytes of data. If there is none, calls
-    /// `before` once, which submits earlier requests, and waits. `None`: the connection was closed
-    /// or is paused, or the client has hung up. A failed allocation is counted too, since it has to
-    /// be answered.
+    /// `before` once, which submits earlier requests, and waits. A failed allocation is counted
+    /// too, since it has to be answered.
     pub(super) fn allocate(
         &self,
         disk: &dyn BlockDevice,
         len: u32,
         before: impl FnOnce(),
-    ) -> Option<Result<Place, Errno>> {
+    ) -> Result<Result<Place, Errno>, NoPlace> {
         let separate = self.is_separate(len);
         let len = len as usize;
         let mut before = Some(before);
         let mut table = self.lock();
         loop {
             if table.closed {
-                return None;
+                return Err(NoPlace::Gone);
             }
             if table.pending < MAX_REQUESTS {
                 if separate && table.separate_bytes + len <= MAX_SEPARATE {
@@ -120,7 +129,7 @@ impl Requests {
                     table.separate_bytes += len;
                     drop(table);
                     let place = disk.memory(len).map(Place::Separate);
-                    return Some(place.inspect_err(|_| self.lock().separate_bytes -= len));
+                    return Ok(place.inspect_err(|_| self.lock().separate_bytes -= len));
                 }
                 let place = match len {
                     _ if separate => None,
@@ -129,7 +138,7 @@ impl Requests {
                 };
                 if let Some(place) = place {
                     table.pending += 1;
-                    return Some(Ok(place));
+                    return Ok(Ok(place));
                 }
             }
             if let Some(before) = before.take() {
@@ -138,8 +147,11 @@ impl Requests {
                 table = self.lock();
                 continue;
             }
-            if table.hung_up || table.paused {
-                return None;
+            if table.hung_up {
+                return Err(NoPlace::Gone);
+            }
+            if table.paused {
+                return Err(NoPlace::Paused);
             }
             table = self.wait(table);
         }
@@ -234,12 +246,17 @@ impl Requests {
         self.changed.notify_all();
     }
 
-    /// Waits until every reply was sent, or the connection closed.
-    pub(super) fn wait_all(&self) {
+    /// Waits until every reply was sent, or the connection closed; returns false if a pause has
+    /// begun before.
+    pub(super) fn wait_all(&self) -> bool {
         let mut table = self.lock();
         while table.pending > 0 && !table.closed {
+            if table.paused {
+                return false;
+            }
             table = self.wait(table);
         }
+        true
     }
 }
 

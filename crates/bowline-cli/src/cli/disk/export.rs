@@ -17,7 +17,7 @@ use bowline_ctl::{Sys, Tree};
 use bowline_node::{
     Failure, Outcome,
     disks::{
-        DeviceConfig, Export, FREE_POLL, FREE_WAIT, Heir, Parcel, Predecessor, Served, Service,
+        DeviceConfig, Export, FREE_POLL, FREE_WAIT, Heir, Packed, Predecessor, Served, Service,
         ServingConfig, server_classes, server_modules, values::granted,
     },
     log::Duty,
@@ -39,6 +39,8 @@ use super::{
 
 /// How often the process checks whether its input has ended, or another process asks for its place.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
+/// How long a process that replaces another one may need to open what it exports.
+const READY_TIME: Duration = Duration::from_secs(30);
 /// How often it prints what clients have done.
 const LOG_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -105,8 +107,8 @@ pub(super) struct Args {
 enum Ended {
     /// The process ends.
     Here,
-    /// Another process serves the exports next.
-    Handed(Heir),
+    /// Another process serves the exports next, if it knows of that.
+    Handed(Option<Heir>),
 }
 
 /// Runs the command.
@@ -120,7 +122,7 @@ pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
     let places = device.with_port(&addresses);
     let service = Service::Export { places: places.iter().map(ToString::to_string).collect() };
     let ended = args.until_input_ends.then(input_end).transpose()?;
-    let serving = Serving {
+    let mut serving = Serving {
         args,
         control,
         device,
@@ -135,8 +137,15 @@ pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
     };
     let mut predecessor = None;
     if args.replace {
-        let found = Predecessor::find(serving.control.as_deref(), serving.service.clone())?;
-        found.take()?;
+        let found = Predecessor::find(
+            serving.control.as_deref(),
+            serving.service.clone(),
+            READY_TIME,
+            &serving.supervisor,
+        )?;
+        if let Some(manager) = found.take()?.manager {
+            serving.supervisor = Supervisor::of(&manager);
+        }
         predecessor = Some(found);
     }
     // Once the former process has ended, sizes are read again.
@@ -145,12 +154,22 @@ pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
     loop {
         match serving.serve(predecessor.take(), exports.take(), again)? {
             Ended::Here => return Ok(()),
-            Ended::Handed(heir) if heir.serves(&serving.stop) => {
-                say!("handed over");
-                serving.supervisor.stopping(Duration::ZERO, "handed over");
-                return Ok(());
-            }
-            Ended::Handed(_) => {
+            Ended::Handed(heir) => {
+                let mut beats = serving.supervisor.beats();
+                if heir.is_some_and(|heir| {
+                    let begins = heir.begins(&mut || beats.tick());
+                    if begins {
+                        say!("handed over");
+                        heir.succeeds(&serving.supervisor, &serving.stop);
+                    }
+                    begins
+                }) {
+                    return Ok(());
+                }
+                if serving.stop.asked() {
+                    // All sessions have ended in order.
+                    return Ok(());
+                }
                 note!("the process that was to replace this one has not continued: this one does");
                 again = true;
             }
@@ -215,8 +234,14 @@ impl Serving<'_> {
             metrics,
             successors,
         )?;
-        if let Some(predecessor) = &predecessor {
-            predecessor.dismiss()?;
+        if let Some(predecessor) = &predecessor
+            && let Err(failure) = predecessor.lets_begin()
+        {
+            // The other process needs the addresses again.
+            drop(controlled);
+            served.server().close();
+            engine.close();
+            return Err(failure);
         }
         let names: Vec<String> = self.places.iter().map(ToString::to_string).collect();
         say!("listening on {}", names.join(", "));
@@ -254,10 +279,9 @@ impl Serving<'_> {
         served.server().close();
         engine.close();
         let Some(heir) = heir else { return Ok(Ended::Here) };
-        if let Err(error) = heir.send(&Parcel::default()) {
-            note!("not handed over: {error}");
-        }
-        Ok(Ended::Handed(heir))
+        let sent = heir.send(&Packed::default(), supervisor);
+        let heir = sent.map(|()| heir).inspect_err(|error| note!("not handed over: {error}"));
+        Ok(Ended::Handed(heir.ok()))
     }
 
     /// Tells why another process with the same options cannot serve the exports.

@@ -17,7 +17,7 @@ use bowline_node::{
     disks::{
         DeviceConfig, DiskFrontEnds, ENDING_PATIENCE, FREE_POLL, FREE_WAIT, FailingDisks,
         FrontEndConfig, HandedFrontEnds, Heir, MapConfig, Mapping, Predecessor, Route, Service,
-        Unserved, client_classes, map_patiently, refused, report_all, unmap_all, watch,
+        Unserved, client_classes, kept, map_patiently, refused, report_all, unmap_all, watch,
     },
     log::Duty,
     metrics, namespaces,
@@ -44,6 +44,12 @@ const IDLE_CHECKS: u32 = 10;
 const HAND_OVER_WAIT: Duration = Duration::from_secs(5);
 /// How often a disk that was handed over, and taken back, is tried.
 const MAP_AGAIN: Duration = Duration::from_millis(500);
+/// How long a process that replaces another one may need beside mapping the disk.
+const READY_TIME: Duration = Duration::from_secs(10);
+/// How long a process that was asked to stop tries to map a disk that it has to end in order.
+const LAST_MAP_TIME: Duration = Duration::from_secs(5);
+/// How often a service manager hears that the start takes longer.
+const EXTEND_INTERVAL: Duration = Duration::from_secs(10);
 /// How often it checks whether the server has answered.
 const ANSWER_POLL: Duration = Duration::from_millis(1);
 
@@ -57,7 +63,10 @@ const ANSWER_POLL: Duration = Duration::from_millis(1);
                   Paths that are lost or back are logged on standard error. Ends with SIGINT or SIGTERM, or when no \
                   disk has been mapped for a second. At the end it names the processes that it cuts off, answers \
                   what they have asked for (within 5 s) and flushes what was written; a second signal ends it at \
-                  once. Exit status 1: not all of that was possible. Unmount file systems on the disks first, or data that was not \
+                  once. Exit status 1: not all of that was possible. Under a service manager that keeps descriptors \
+                  (FileDescriptorStoreMax= of systemd 254) a process that is killed and started again with the \
+                  same options resumes: the file of --fuse stays open, and its requests wait (Linux 6.9; they do \
+                  not come by io_uring then); clients of --nbd connect again. Unmount file systems on the disks first, or data that was not \
                   written back is lost."
 )]
 pub(super) struct Args {
@@ -101,13 +110,14 @@ impl Args {
     }
 }
 
-/// Maps one disk through a new client; a stop signal ends the wait for the server.
+/// Maps one disk through a new client. While the server has not answered, `waits` sleeps a moment
+/// and returns whether to wait longer.
 pub(super) fn mapped(
     device: &str,
     route: Route,
     how: &MapConfig,
     local: &DeviceConfig,
-    stop: &Stop,
+    mut waits: impl FnMut(Duration) -> bool,
     on_path: impl Fn(&str, PathEv) + Send + Sync + 'static,
 ) -> Outcome<(Arc<Client>, Arc<Disk>)> {
     let engine = local.engine(&route.own)?;
@@ -134,7 +144,7 @@ pub(super) fn mapped(
             Ok(Err(error)) => {
                 return Err(refused(device, &route, how, local, client.engine(), &error));
             }
-            Err(TryRecvError::Empty) if !stop.wait(Some(ANSWER_POLL)) => {}
+            Err(TryRecvError::Empty) if waits(ANSWER_POLL) => {}
             Err(_) => return Err(Failure::failed("stopped before the disk was mapped")),
         }
     }
@@ -143,12 +153,17 @@ pub(super) fn mapped(
 /// What this process continues with.
 struct Inherited {
     front_ends: HandedFrontEnds,
-    /// The process that has handed it over, unless it was this one, which has taken it back.
+    /// The process that has handed it over, unless it was this one, which has taken it back, or one
+    /// that was killed.
     predecessor: Option<Predecessor>,
 }
 
 /// Runs the command.
 pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
+    // Before anything is opened.
+    let passed = bowline_ctl::passed(&kept::STORED).map_err(|error| {
+        Failure::failed(format!("what the service manager passed cannot be used: {error}"))
+    })?;
     let stop = Stop::install_with(Duty::Service { json: false })?;
     let device = args.device.as_deref().ok_or_else(|| Failure::usage("a device is missing"))?;
     let route = args.route.route(&args.further)?;
@@ -159,16 +174,31 @@ pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
         servers: route.paths.iter().map(|(_, server)| *server).collect(),
         front_ends: wanted.absolute()?,
     };
+    let mut supervisor = Supervisor::of_this_process();
     let mut inherited = None;
-    if args.replace {
-        let predecessor = Predecessor::find(control.as_deref(), service.clone())?;
-        let front_ends = predecessor.take().and_then(|parcel| {
-            HandedFrontEnds::unpack(parcel)
-                .map_err(|error| Failure::failed(format!("what was handed over: {error}")))
-        })?;
+    let was_killed = !passed.stored.is_empty();
+    if let Some(front_ends) = kept::resumed(passed.stored, &service) {
+        say!("resuming what an earlier process of this service has left");
+        inherited = Some(Inherited { front_ends, predecessor: None });
+    } else if was_killed {
+        kept::give_up(&supervisor);
+    } else if args.replace {
+        let ready_within = MapConfig::from(&args.how).connect_timeout + FREE_WAIT + READY_TIME;
+        let predecessor =
+            Predecessor::find(control.as_deref(), service.clone(), ready_within, &supervisor)?;
+        let parcel = predecessor.take()?;
+        let has_own = parcel.manager.as_ref().is_none_or(|manager| {
+            supervisor = Supervisor::of(manager);
+            false
+        });
+        let mut front_ends = HandedFrontEnds::unpack(parcel)
+            .map_err(|error| Failure::failed(format!("what was handed over: {error}")))?;
+        if has_own {
+            // What the other one's manager keeps is not for this service.
+            front_ends.kept = None;
+        }
         inherited = Some(Inherited { front_ends, predecessor: Some(predecessor) });
     }
-    let supervisor = Supervisor::of_this_process();
     let mapped = Mapped { args, control, device, route, wanted, service, stop, supervisor };
     loop {
         let Some(front_ends) = mapped.serve(inherited)? else { return Ok(()) };
@@ -193,13 +223,14 @@ struct Mapped<'a> {
 enum Ended {
     /// The process ends.
     Here,
-    /// Another process continues with the front ends.
-    Handed(Heir, HandedFrontEnds),
+    /// Another process continues with the front ends, if it was given them.
+    Handed(Option<Heir>, HandedFrontEnds),
 }
 
 impl Mapped<'_> {
     /// Maps the disk. One that clients wait for is tried again: for a while, should what the other
-    /// process had not be free yet, or for as long as this process runs.
+    /// process had not be free yet, or for as long as this process runs and for a while after it
+    /// was asked to stop.
     fn map(
         &self,
         inherited: Option<&Inherited>,
@@ -207,16 +238,41 @@ impl Mapped<'_> {
         let (how, local) =
             (MapConfig::from(&self.args.how), DeviceConfig::from(&self.args.device_options));
         let began = Instant::now();
+        let is_own = matches!(inherited, Some(Inherited { predecessor: None, .. }));
+        let (mut beats, mut stopped) = (self.supervisor.beats(), None);
+        let mut extended: Option<Instant> = None;
+        let mut waits = |time: Duration| {
+            if is_own {
+                beats.tick();
+                if extended.is_none_or(|last| last.elapsed() >= EXTEND_INTERVAL) {
+                    // However long the server is away: users of the disk wait for it.
+                    extended = Some(Instant::now());
+                    self.supervisor.extend(EXTEND_INTERVAL * 3, "waiting for the server");
+                }
+            }
+            if !self.stop.wait(Some(time)) {
+                return true;
+            }
+            if !is_own {
+                return false;
+            }
+            let stopped = *stopped.get_or_insert_with(|| {
+                self.supervisor.stopping(LAST_MAP_TIME + ENDING_PATIENCE, "unmapping");
+                Instant::now()
+            });
+            thread::sleep(time);
+            stopped.elapsed() < LAST_MAP_TIME
+        };
         loop {
             let (on_path, paths) = watch::new();
-            let found = mapped(self.device, self.route.clone(), &how, &local, &self.stop, on_path);
+            let found = mapped(self.device, self.route.clone(), &how, &local, &mut waits, on_path);
             let pause = match inherited {
                 Some(Inherited { predecessor: None, .. }) => Some(MAP_AGAIN),
                 Some(_) if began.elapsed() < FREE_WAIT => Some(FREE_POLL),
                 _ => None,
             };
             match (found, pause) {
-                (Err(_), Some(pause)) if !self.stop.wait(Some(pause)) => {}
+                (Err(_), Some(pause)) if waits(pause) => {}
                 (found, _) => return found.map(|(client, disk)| (client, disk, paths)),
             }
         }
@@ -227,29 +283,46 @@ impl Mapped<'_> {
     fn serve(&self, inherited: Option<Inherited>) -> Outcome<Option<HandedFrontEnds>> {
         match self.serve_to_end(inherited)? {
             Ended::Here => Ok(None),
-            Ended::Handed(heir, front_ends) if heir.serves(&self.stop) => {
-                say!("handed over");
-                self.supervisor.stopping(Duration::ZERO, "handed over");
+            Ended::Handed(Some(heir), front_ends) => {
+                let mut beats = self.supervisor.beats();
+                if !heir.begins(&mut || beats.tick()) {
+                    return Ok(Some(front_ends));
+                }
+                // The other process has them.
                 drop(front_ends);
+                say!("handed over");
+                heir.succeeds(&self.supervisor, &self.stop);
                 Ok(None)
             }
-            Ended::Handed(_, front_ends) => Ok(Some(front_ends)),
+            Ended::Handed(None, front_ends) => Ok(Some(front_ends)),
         }
     }
 
     fn serve_to_end(&self, inherited: Option<Inherited>) -> Outcome<Ended> {
         let Self { args, control, device, stop, wanted, supervisor, .. } = self;
-        let (client, disk, mut paths) = self.map(inherited.as_ref())?;
+        let is_taken_back = matches!(inherited, Some(Inherited { predecessor: None, .. }));
+        let nbd = inherited.as_ref().and_then(|inherited| inherited.front_ends.nbd.as_ref());
+        let listener = nbd.map(|nbd| Arc::clone(&nbd.listener));
+        let (client, disk, mut paths) = match self.map(inherited.as_ref()) {
+            Err(failure) if is_taken_back => {
+                // Nobody continues with them.
+                wanted.clear(listener.as_deref());
+                kept::forget(supervisor);
+                note!("what was written may not be durable: the server was not reached again");
+                return Err(failure);
+            }
+            found => found?,
+        };
         let (sender, notices) = mpsc::channel();
-        let front_ends = DiskFrontEnds::new(Arc::clone(&client), wanted.clone(), sender);
+        let new = if supervisor.keeps() { DiskFrontEnds::new_keepable } else { DiskFrontEnds::new };
+        let front_ends = new(Arc::clone(&client), wanted.clone(), sender);
         let mapping = Mapping { options: client.defaults().clone(), front_ends: wanted.clone() };
         front_ends.remember(&disk, mapping);
         let (handed, predecessor) = inherited.map_or_else(Default::default, |inherited| {
             (inherited.front_ends, inherited.predecessor)
         });
-        let opened = front_ends.open_with(&disk, wanted, handed);
-        let result =
-            opened.map_err(|error| Failure::failed(format!("a front end of {device}: {error}")));
+        let failed = |error| Failure::failed(format!("a front end of {device}: {error}"));
+        let prepared = front_ends.prepare(&disk, wanted, handed).map_err(failed);
         let of = Arc::clone(&client);
         let metrics = metrics::mapped(
             Arc::clone(client.engine()),
@@ -263,18 +336,26 @@ impl Mapped<'_> {
         let (successors, asking) = mpsc::channel();
         let served = args.controls.serve(&tree, control.as_deref(), "map", metrics, successors);
         let mut unserved = Unserved::default();
-        let mut served = result.and(served);
-        // All is open here; the other process cannot take anything back from now on.
-        if served.is_ok()
-            && let Some(predecessor) = &predecessor
-            && let Err(failure) = predecessor.dismiss()
-        {
-            served = Err(failure);
-        }
-        let result = served.map(|served| {
+        // All is open here, and nobody is served. The other process takes nothing back from the
+        // moment on at which this one may begin.
+        let open = prepared.and_then(|prepared| {
+            let served = served?;
+            predecessor.as_ref().map_or(Ok(()), Predecessor::lets_begin)?;
+            Ok((prepared, served))
+        });
+        let has_begun = open.is_ok();
+        let listener = listener.filter(|_| !has_begun);
+        let begun = open.and_then(|(prepared, served)| {
+            front_ends.begin(&disk, prepared).map(|()| served).map_err(failed)
+        });
+        let result = begun.map(|served| {
             let name = disk.local_name().to_owned();
             drop(disk);
             report_all(&notices);
+            let mut is_kept = supervisor.keeps();
+            if is_kept && let Err(error) = front_ends.keep(&name, &self.service, supervisor) {
+                note!("the service manager does not keep the disk: {error}");
+            }
             let why = |own: IpAddr, server: IpAddr| client.engine().fault(own, server);
             supervisor.ready(&format!("{device} is mapped"));
             let mut failing = FailingDisks::default();
@@ -283,6 +364,10 @@ impl Mapped<'_> {
                 report_all(&notices);
                 paths.report(why);
                 failing.report(&client);
+                if is_kept && !front_ends.has(&name) {
+                    kept::forget(supervisor);
+                    is_kept = false;
+                }
                 idle = if args.stay || front_ends.is_needed() { 0 } else { idle + 1 };
                 supervisor.beat();
                 if let Some(handed) = self.hand_over(&front_ends, &name, &asking) {
@@ -310,14 +395,22 @@ impl Mapped<'_> {
             client.engine().close();
             return result;
         }
-        unmap_all(&client, stop, || front_ends.close(&mut unserved));
-        unserved.tell();
-        if result.is_err() && predecessor.is_some() {
-            // It takes everything back when its connection ends: nothing is in use here by then.
+        if !has_begun && predecessor.is_some() {
+            // The other process takes everything back when its connection ends: nothing is in use
+            // here by then.
+            unmap_all(&client, stop, || front_ends.leave());
             drop(front_ends);
             client.engine().close();
+            return result;
         }
-        drop(predecessor);
+        unmap_all(&client, stop, || front_ends.close(&mut unserved));
+        if supervisor.keeps() {
+            kept::forget(supervisor);
+        }
+        unserved.tell();
+        if !has_begun && is_taken_back {
+            wanted.clear(listener.as_deref());
+        }
         let ended = result?;
         if unserved.is_nothing() {
             Ok(ended)
@@ -336,7 +429,8 @@ impl Mapped<'_> {
         let asks = asking.try_recv().ok()?;
         let heir = Heir::of(asks, &self.service, || front_ends.cannot_hand_over(disk))?;
         say!("handing over to another process");
-        let handed = match front_ends.hand_over(disk, HAND_OVER_WAIT) {
+        let mut beats = self.supervisor.beats();
+        let handed = match front_ends.hand_over(disk, HAND_OVER_WAIT, &mut || beats.tick()) {
             Ok(handed) => handed,
             Err(trouble) => {
                 note!("not handed over: {trouble}");
@@ -344,10 +438,11 @@ impl Mapped<'_> {
                 return None;
             }
         };
-        let sent = handed.pack().and_then(|parcel| heir.send(&parcel));
+        let sent = handed.pack().and_then(|parcel| heir.send(&parcel, &self.supervisor));
         if let Err(error) = sent {
             note!("not handed over: {error}");
+            return Some(Ended::Handed(None, handed));
         }
-        Some(Ended::Handed(heir, handed))
+        Some(Ended::Handed(Some(heir), handed))
     }
 }

@@ -84,7 +84,8 @@ pub(super) fn run(args: &Args) -> Outcome {
     }
     let route = args.route.route(&args.further)?;
     let (how, local) = (MapConfig::from(&args.how), DeviceConfig::from(&args.device_options));
-    let (client, disk) = mapped(&args.device, route, &how, &local, &stop, |_, _| {})?;
+    let waits = |time| !stop.wait(Some(time));
+    let (client, disk) = mapped(&args.device, route, &how, &local, waits, |_, _| {})?;
     let device: Arc<dyn BlockDevice> = disk.clone();
     let result = verify(args, device, Some((&client, &disk)), &stop);
     unmap_all(&client, &stop, || client.close());

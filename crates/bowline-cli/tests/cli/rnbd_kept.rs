@@ -1,0 +1,262 @@
+//! Disks whose process is killed while a service manager has the descriptors of their front ends:
+//! the next process resumes them, and programs notice a pause.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, OpenOptions},
+    os::unix::fs::FileExt,
+    path::Path,
+    process::Command,
+    sync::atomic::Ordering::SeqCst,
+    thread,
+    time::{Duration, Instant},
+};
+
+use bowline_testkit::skipped;
+
+use crate::rnbd_replace::{
+    BLOCK, BLOCKS, Nbd, PATIENCE, Shared, Stop, WRITERS, compare, content, end, export, map,
+};
+use crate::support::{Folder, Running, run, start_as};
+
+/// A service manager that starts `rnbd map`, and starts it again whenever it is killed.
+struct Keeper(Running);
+
+impl Keeper {
+    fn start(folder: &Folder, host: u8, more: &[&str]) -> Self {
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cli/keeper.py");
+        let socket = folder.path().join("notify").display().to_string();
+        let path = format!("127.75.{host}.11@127.75.{host}.1");
+        let words = ["-B", script, &socket, env!("CARGO_BIN_EXE_bowline")];
+        let map = ["rnbd", "map", "disk0", "--from", "s1", "--path", &path];
+        Self(start_as("python3".as_ref(), folder, &[&words[..], &map, more].concat()))
+    }
+
+    /// Waits until the process runs, and returns its number.
+    fn started(&mut self) -> u32 {
+        self.0.expect("started ");
+        let line = self.0.said().lines().last().expect("a line");
+        line.strip_prefix("started ").and_then(|id| id.parse().ok()).expect("a number")
+    }
+}
+
+fn kill(process: u32) {
+    let killed = Command::new("kill").args(["-KILL", &process.to_string()]).status();
+    assert!(killed.expect("kill runs").success());
+}
+
+#[test]
+fn a_file_stays_open_when_its_process_is_killed() {
+    // tests [NB-72]
+    let folder = Folder::new();
+    let (server, image) = export(&folder, 30, &[]);
+    let (dir, place) = (folder.path().join("files"), folder.path().join("nbd.sock"));
+    let text = |path: &Path| path.to_str().expect("a plain path").to_owned();
+    let doors = ["--fuse", &text(&dir), "--nbd", &text(&place)];
+    let mut keeper = Keeper::start(&folder, 30, &doors);
+    let mut process = keeper.started();
+    if !keeper.0.hears("stored bowline-disk") {
+        let done = keeper.0.finish();
+        assert!(done.err.contains("FUSE") || done.err.contains("fusermount"), "{done:?}");
+        return skipped::without_fuse(done.err.trim());
+    }
+    for name in ["stored bowline-nbd", "stored bowline-fuse", "ready"] {
+        keeper.0.expect(name);
+    }
+    let file = dir.join("rnbd0");
+    let file = OpenOptions::new().read(true).write(true).open(file).expect("the disk");
+    let shared = Shared::default();
+    let write = |writer: u64| {
+        let _stop = Stop(&shared);
+        let (mut written, mut longest) = (BTreeMap::new(), Duration::ZERO);
+        for next in 0.. {
+            if shared.stop.load(SeqCst) {
+                break;
+            }
+            // The same blocks again and again: what is written late would be seen.
+            let (block, generation) = (writer * BLOCKS + next % 4, 1 + next / 4);
+            let begun = Instant::now();
+            file.write_all_at(&content(block, generation), block * BLOCK as u64).expect("written");
+            longest = longest.max(begun.elapsed());
+            written.insert(block, generation);
+            shared.answers.fetch_add(1, SeqCst);
+        }
+        (written, longest)
+    };
+    let (written, gaps) = thread::scope(|scope| {
+        let stop = Stop(&shared);
+        let write = &write;
+        let writers: Vec<_> =
+            (1..=WRITERS).map(|writer| scope.spawn(move || write(writer))).collect();
+        let nbd = scope.spawn(|| Nbd::write_and_reconnect(&place, &shared));
+        for round in 0..4 {
+            shared.advance();
+            if round == 3 {
+                // Requests are on their way for sure.
+                server.signal("-STOP");
+                thread::sleep(Duration::from_millis(50));
+            }
+            kill(process);
+            keeper.0.expect("ended -9, has 3");
+            process = keeper.started();
+            if round == 3 {
+                server.signal("-CONT");
+            }
+            keeper.0.expect("ready");
+        }
+        shared.advance();
+        drop(stop);
+        let mut ended: Vec<_> =
+            writers.into_iter().map(|one| one.join().expect("written")).collect();
+        ended.push(nbd.join().expect("no request fails"));
+        let (written, gaps): (Vec<_>, Vec<_>) = ended.into_iter().unzip();
+        (written.into_iter().flatten().collect::<BTreeMap<_, _>>(), gaps)
+    });
+    println!("longest times without an answer: {gaps:?}");
+    compare(&written, &image, |block| {
+        let mut bytes = vec![0; BLOCK];
+        file.read_exact_at(&mut bytes, block * BLOCK as u64).expect("read");
+        bytes
+    });
+    // The process of now knows that the file is open.
+    let unmap = run(&folder, &["rnbd", "unmap", "rnbd0"]);
+    assert_ne!(unmap.code, Some(0), "{unmap:?}");
+    drop(file);
+    keeper.0.signal("-TERM");
+    let done = keeper.0.finish().exits(0);
+    for name in ["bowline-disk", "bowline-nbd", "bowline-fuse"] {
+        assert_eq!(done.out.matches(&format!("stored {name}\n")).count(), 1, "{done:?}");
+        assert_eq!(done.out.matches(&format!("removed {name}\n")).count(), 1, "{done:?}");
+    }
+    assert!(done.out.ends_with("ended 0, has 0\n"), "{done:?}");
+    assert!(!place.exists());
+    let mounts = fs::read_to_string("/proc/self/mountinfo").expect("mounts");
+    assert!(!mounts.contains(&text(&dir)), "{mounts}");
+    end(server);
+}
+
+/// What is kept is the next process's, too, which is in the service of the former one.
+#[test]
+fn a_process_that_has_replaced_another_one_may_be_killed() {
+    // tests [NB-72] [NB-70]
+    let folder = Folder::new();
+    let (server, _) = export(&folder, 33, &[]);
+    let (dir, place) = (folder.path().join("files"), folder.path().join("nbd.sock"));
+    let text = |path: &Path| path.to_str().expect("a plain path").to_owned();
+    let doors = ["--fuse", &text(&dir), "--nbd", &text(&place)];
+    let mut keeper = Keeper::start(&folder, 33, &doors);
+    keeper.started();
+    if !keeper.0.hears("stored bowline-disk") {
+        let done = keeper.0.finish();
+        assert!(done.err.contains("FUSE") || done.err.contains("fusermount"), "{done:?}");
+        return skipped::without_fuse(done.err.trim());
+    }
+    keeper.0.expect("ready");
+    let mut next = map(&folder, 33, &[&doors[..], &["--replace"]].concat());
+    keeper.0.expect(&format!("continues in {}", next.id()));
+    next.expect("mapped disk0 ");
+    let file = OpenOptions::new().read(true).write(true).open(dir.join("rnbd0")).expect("the disk");
+    file.write_all_at(&content(1, 1), 0).expect("written");
+    next.signal("-KILL");
+    assert_eq!(next.finish().code, None, "it was killed");
+    keeper.0.expect("ended None, has 3");
+    keeper.started();
+    let mut bytes = vec![0; BLOCK];
+    file.read_exact_at(&mut bytes, 0).expect("read");
+    assert!(bytes == content(1, 1));
+    keeper.0.expect("ready");
+    let unmap = run(&folder, &["rnbd", "unmap", "rnbd0"]);
+    assert_ne!(unmap.code, Some(0), "the file is open: {unmap:?}");
+    drop(file);
+    keeper.0.signal("-TERM");
+    let done = keeper.0.finish().exits(0);
+    assert_eq!(done.out.matches("stored bowline-fuse\n").count(), 1, "{done:?}");
+    assert!(done.out.ends_with("ended 0, has 0\n"), "{done:?}");
+    end(server);
+}
+
+#[test]
+fn what_was_kept_of_another_disk_is_given_up() {
+    // tests [NB-72]
+    let folder = Folder::new();
+    let (server, _) = export(&folder, 31, &[]);
+    let (place, other) = (folder.path().join("nbd.sock"), folder.path().join("other.sock"));
+    let file = folder.write("socket", place.to_str().expect("a plain path"));
+    // The place of the socket is read by each process, as from a unit's settings.
+    let script = format!(
+        "exec \"$0\" rnbd map disk0 --from s1 --path 127.75.31.11@127.75.31.1 --nbd \"$(cat {})\"",
+        file.display()
+    );
+    let keeper = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cli/keeper.py");
+    let socket = folder.path().join("notify").display().to_string();
+    let words = ["-B", keeper, &socket, "sh", "-c", &script, env!("CARGO_BIN_EXE_bowline")];
+    let mut keeper = Keeper(start_as("python3".as_ref(), &folder, &words));
+    let process = keeper.started();
+    keeper.0.expect("stored bowline-disk").expect("ready");
+    fs::write(&file, other.to_str().expect("a plain path")).expect("written");
+    kill(process);
+    keeper.started();
+    keeper.0.expect("removed bowline-nbd").expect("stored bowline-nbd").expect("ready");
+    keeper.0.until_logged("is of another disk");
+    assert!(!place.exists());
+    Nbd::connect(&other).expect("connected").read(0);
+    keeper.0.signal("-TERM");
+    let done = keeper.0.finish().exits(0);
+    assert!(done.out.ends_with("has 0\n"), "{done:?}");
+    end(server);
+}
+
+/// A mount that nobody can resume blocks everybody who looks at it, while the manager has it.
+#[test]
+fn what_cannot_be_resumed_is_mounted_again() {
+    // tests [NB-72]
+    let folder = Folder::new();
+    let (server, _) = export(&folder, 34, &[]);
+    let dir = folder.path().join("files");
+    let mut keeper = Keeper::start(&folder, 34, &["--fuse", dir.to_str().expect("a plain path")]);
+    let process = keeper.started();
+    if !keeper.0.hears("stored bowline-fuse") {
+        let done = keeper.0.finish();
+        assert!(done.err.contains("FUSE") || done.err.contains("fusermount"), "{done:?}");
+        return skipped::without_fuse(done.err.trim());
+    }
+    keeper.0.expect("ready");
+    keeper.0.signal("-USR1");
+    keeper.0.expect("lost bowline-disk");
+    kill(process);
+    keeper.0.expect("ended -9, has 1");
+    keeper.started();
+    keeper.0.expect("removed bowline-fuse").expect("stored bowline-fuse").expect("ready");
+    let mut bytes = vec![0; BLOCK];
+    let file = OpenOptions::new().read(true).open(dir.join("rnbd0")).expect("the disk");
+    file.read_exact_at(&mut bytes, 0).expect("read");
+    drop(file);
+    keeper.0.signal("-TERM");
+    keeper.0.finish().exits(0);
+    end(server);
+}
+
+/// A server that is away when the process starts again: users wait, and the manager learns of it.
+#[test]
+fn a_process_that_was_killed_waits_for_its_server_and_can_be_stopped() {
+    // tests [NB-72]
+    let folder = Folder::new();
+    let (server, _) = export(&folder, 32, &[]);
+    let place = folder.path().join("nbd.sock");
+    let doors = ["--nbd", place.to_str().expect("a plain path")];
+    let mut keeper = Keeper::start(&folder, 32, &doors);
+    let process = keeper.started();
+    keeper.0.expect("stored bowline-disk").expect("ready");
+    end(server);
+    kill(process);
+    keeper.started();
+    keeper.0.until_logged("resuming what an earlier process");
+    assert!(place.exists());
+    keeper.0.signal("-TERM");
+    let begun = Instant::now();
+    let done = keeper.0.finish().exits(1);
+    assert!(begun.elapsed() < PATIENCE, "{done:?}");
+    assert!(done.err.contains("may not be durable"), "{done:?}");
+    assert!(done.out.ends_with("ended 1, has 0\n"), "{done:?}");
+    assert!(!place.exists());
+}
