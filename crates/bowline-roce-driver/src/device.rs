@@ -24,6 +24,7 @@ use crate::receive::PumpResult;
 use crate::shared::{Shared, State};
 use crate::stats::DriverStats;
 use crate::udp::{Endpoint, ROCE_PORT};
+use crate::watch::Watch;
 
 /// Path MTU if the interface is unknown; fits any Ethernet.
 const MTU_UNKNOWN: Mtu = Mtu::M1024;
@@ -68,7 +69,7 @@ impl SoftDevice {
         let names: Vec<_> =
             endpoints.iter().map(|endpoint| (endpoint.at().ip(), endpoint.link())).collect();
         let mtu = mtu(&endpoints, config.mtu)?;
-        let guid = config.guid.unwrap_or_else(|| identity::guid(&config.addrs));
+        let guid = config.guid.unwrap_or_else(|| identity::node_guid(&config.addrs));
         let seed = bowline_base::entropy::random_bytes()
             .map_err(|error| system("asking for random bytes", &error))?;
         let connection_files =
@@ -161,6 +162,29 @@ impl SoftDevice {
     /// flight towards this device.
     pub fn receive_buffers(&self) -> impl Iterator<Item = usize> {
         self.shared.endpoints.iter().map(Endpoint::receive_buffer)
+    }
+
+    /// Has `watcher` told of completions, events and connections; returns whether it is the first
+    /// one. A device has one watcher.
+    pub fn watch(&self, watcher: Arc<dyn Watch>) -> bool {
+        self.shared.watcher.set(watcher).is_ok()
+    }
+
+    /// Has the [watcher](Self::watch) told of the next completion that is added to a queue (with
+    /// `solicited`, the next solicited one or error), once, whatever the queue has already. The
+    /// background thread reads the network until a thread polls or waits again.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`]; [`Error::Closed`]; [`Error::Invalid`] when the queue has overrun.
+    pub fn notify_cq(&self, cq: CqId, solicited: bool) -> Result<(), Error> {
+        let now = clock::now();
+        let mut st = self.shared.lock();
+        if st.stop {
+            return Err(Error::Closed);
+        }
+        st.core.notify_cq(cq, solicited)?;
+        self.shared.hand_to_helper(&mut st, now);
+        Ok(())
     }
 
     /// For tests of bad networks: with `on`, packets between a local address and one peer address,

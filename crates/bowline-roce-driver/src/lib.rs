@@ -39,11 +39,15 @@ mod sys;
 mod tests;
 mod udp;
 mod wait;
+mod watch;
 
 pub use bowline_roce::InUse;
 pub use bowline_wire::roce::IcrcPolicy;
 pub use config::{FormerConnections, PollMode, SoftConfig};
 pub use device::SoftDevice;
 pub use early::EarlySockets;
+pub use identity::node_guid;
 pub use stats::DriverStats;
+pub use sys::machine_addrs;
 pub use udp::ROCE_PORT;
+pub use watch::Watch;

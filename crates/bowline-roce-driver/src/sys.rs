@@ -596,6 +596,31 @@ pub(crate) fn interfaces_of(fd: BorrowedFd<'_>, ip: IpAddr) -> Vec<Interface> {
     all
 }
 
+/// Returns the addresses of this machine, in this thread's network namespace, each with the index of
+/// its interface. Addresses of interfaces that are down are not among them.
+#[allow(unsafe_code)]
+pub fn machine_addrs() -> Vec<(IpAddr, u32)> {
+    let mut all = Vec::new();
+    let mut first = std::ptr::null_mut();
+    // SAFETY: the system stores the head of a list, to be freed by `freeifaddrs`.
+    if unsafe { libc::getifaddrs(&raw mut first) } != 0 {
+        return all;
+    }
+    let list = Addresses(first);
+    let mut at = list.0;
+    while !at.is_null() {
+        // SAFETY: an element of the list, which lives until `list` is dropped.
+        let element = unsafe { &*at };
+        at = element.ifa_next;
+        let is_up = element.ifa_flags & libc::IFF_UP.cast_unsigned() != 0;
+        if let Some(found) = sockaddr(element.ifa_addr).filter(|_| is_up) {
+            // SAFETY: the name ends with a zero and lives as long as the element.
+            all.push((found.ip(), unsafe { libc::if_nametoindex(element.ifa_name) }));
+        }
+    }
+    all
+}
+
 /// Reads a socket address; `None` for a null pointer and for other families.
 #[allow(unsafe_code)]
 fn sockaddr(at: *const libc::sockaddr) -> Option<SocketAddr> {

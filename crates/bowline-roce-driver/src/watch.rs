@@ -1,0 +1,21 @@
+//! Who wants to be told of what happens in a device, at once, instead of waiting for it in a call:
+//! libraries that have descriptors for that.
+
+use core::fmt;
+
+use bowline_verbs::{AsyncEvent, CqId};
+
+/// Told when something has happened. It is called by whichever thread handles a packet or request,
+/// under the lock of the device: it must not call the device and must not wait.
+pub trait Watch: fmt::Debug + Send + Sync {
+    /// The queue has a completion that [`SoftDevice::notify_cq`](crate::SoftDevice::notify_cq) has
+    /// asked for.
+    fn completion(&self, cq: CqId);
+
+    /// Something has happened to a queue pair, a completion queue or the device.
+    /// [`Device::async_event`](bowline_verbs::Device::async_event) does not return it any more.
+    fn event(&self, event: AsyncEvent);
+
+    /// [`Device::cm_event`](bowline_verbs::Device::cm_event) has something to return.
+    fn connection(&self);
+}
