@@ -122,7 +122,7 @@ pub(crate) struct VerbsContext {
     pub(crate) flows: [Unused; 4],
     pub(crate) open_qp: Unused,
     pub(crate) create_qp_ex:
-        Option<extern "C" fn(Option<&Context>, Option<&QpInitAttrEx<'_>>) -> *mut Qp>,
+        Option<extern "C" fn(Option<&Context>, Option<&mut QpInitAttrEx<'_>>) -> *mut Qp>,
     pub(crate) get_srq_num: Unused,
     pub(crate) create_srq_ex: Unused,
     pub(crate) open_xrcd: Unused,

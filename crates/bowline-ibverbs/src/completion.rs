@@ -55,7 +55,7 @@ pub(crate) fn tell(cq: &Cq) {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn ibv_create_comp_channel(context: Option<&Context>) -> *mut CompChannel {
+pub(crate) extern "C" fn ibv_create_comp_channel(context: Option<&Context>) -> *mut CompChannel {
     let Some(context) = context else { return none(libc::EINVAL) };
     match Events::new() {
         Ok(own) => made(CompChannel { context, fd: own.fd(), refcnt: AtomicI32::new(0), own }),
@@ -64,7 +64,7 @@ extern "C" fn ibv_create_comp_channel(context: Option<&Context>) -> *mut CompCha
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn ibv_destroy_comp_channel(channel: *mut CompChannel) -> c_int {
+pub(crate) extern "C" fn ibv_destroy_comp_channel(channel: *mut CompChannel) -> c_int {
     // SAFETY: null or made by `ibv_create_comp_channel`.
     let Some(at) = (unsafe { channel.as_ref() }) else { return fails(libc::EINVAL) };
     if at.refcnt.load(Relaxed) > 0 {
@@ -142,7 +142,7 @@ fn create(
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn ibv_create_cq(
+pub(crate) extern "C" fn ibv_create_cq(
     context: Option<&Context>,
     cqe: c_int,
     cq_context: *mut c_void,
@@ -171,7 +171,7 @@ extern "C" fn ibv_resize_cq(cq: Option<&Cq>, _cqe: c_int) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn ibv_destroy_cq(cq: *mut Cq) -> c_int {
+pub(crate) extern "C" fn ibv_destroy_cq(cq: *mut Cq) -> c_int {
     // SAFETY: null or made by `create`.
     let Some(at) = (unsafe { cq.as_ref() }) else { return fails(libc::EINVAL) };
     let opened = Arc::clone(&at.own.opened);

@@ -8,9 +8,10 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use bowline_roce_driver::{SoftConfig, SoftDevice, Watch, machine_addrs, node_guid};
-use bowline_verbs::{AsyncEvent, CqId, Device as _, DeviceAttr};
+use bowline_verbs::{AsyncEvent, CmEvent, CqId, Device as _, DeviceAttr};
 
 use crate::abi::{self, Context, ContextOps, Cq, Device, Gid, Qp, VerbsContext};
+use crate::cm::{self, abi::CmId};
 use crate::events::{Events, Unacknowledged, lock};
 use crate::{completion, memory, post, query, queue_pair};
 use crate::{failed, fails, made, none};
@@ -39,8 +40,13 @@ pub(crate) struct GidAt {
 }
 
 /// An object of a program, by its address.
-#[derive(Debug)]
 pub(crate) struct Handle<T>(pub(crate) *const T);
+
+impl<T> core::fmt::Debug for Handle<T> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        self.0.fmt(f)
+    }
+}
 
 impl<T> Clone for Handle<T> {
     fn clone(&self) -> Self {
@@ -64,7 +70,7 @@ unsafe impl<T> Sync for Handle<T> {}
 impl<T> Handle<T> {
     /// The object, which is alive: it takes itself out of [`Live`] before it is freed, and this is
     /// called with the lock of that held.
-    fn get<'a>(self, _live: &'a Objects) -> &'a T {
+    pub(crate) fn get<'a>(self, _live: &'a Objects) -> &'a T {
         // SAFETY: see above.
         unsafe { &*self.0 }
     }
@@ -76,6 +82,12 @@ pub(crate) struct Objects {
     pub(crate) qps: HashMap<u32, Handle<Qp>>,
     pub(crate) cqs: HashMap<u32, Handle<Cq>>,
     contexts: Vec<Handle<Context>>,
+    /// Ids of connections and listeners.
+    pub(crate) ids: HashMap<u32, Handle<CmId>>,
+    /// Requests that no program has seen, and their listeners.
+    pub(crate) requests: HashMap<u32, Handle<CmId>>,
+    /// What has happened to connections that have no id yet.
+    pub(crate) early: HashMap<u32, Vec<CmEvent>>,
 }
 
 /// The same, and who is told of events.
@@ -126,7 +138,9 @@ impl Watch for Live {
         }
     }
 
-    fn connection(&self) {}
+    fn connection(&self, event: CmEvent) {
+        cm::tell(&mut lock(&self.0), event);
+    }
 }
 
 /// The open device, which all contexts of the process share.
@@ -227,7 +241,7 @@ pub(crate) fn text<const N: usize>(name: &str) -> [c_char; N] {
 }
 
 /// The device, which is there if it has an address.
-fn device() -> Option<&'static Device> {
+pub(crate) fn first() -> Option<&'static Device> {
     static DEVICE: OnceLock<Option<Handle<Device>>> = OnceLock::new();
     let device = DEVICE.get_or_init(|| {
         if gids().is_empty() {
@@ -251,7 +265,7 @@ fn device() -> Option<&'static Device> {
 /// A list of devices that ends with null.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_get_device_list(count: Option<&mut c_int>) -> *mut *const Device {
-    let found = device();
+    let found = first();
     if let Some(count) = count {
         *count = c_int::from(found.is_some());
     }
@@ -284,7 +298,7 @@ extern "C" fn ibv_get_device_guid(_device: Option<&Device>) -> u64 {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn ibv_open_device(device: Option<&Device>) -> *mut Context {
+pub(crate) extern "C" fn ibv_open_device(device: Option<&Device>) -> *mut Context {
     let Some(device) = device else { return none(libc::EINVAL) };
     let opened = match Opened::shared() {
         Ok(opened) => opened,

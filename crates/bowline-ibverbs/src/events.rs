@@ -49,6 +49,15 @@ impl<T> Events<T> {
         }
     }
 
+    /// Moves events that nobody has read to another descriptor.
+    pub(crate) fn move_to(&self, other: &Self, is_meant: impl Fn(&T) -> bool) {
+        let mut queue = lock(&self.queue);
+        let (moved, stays) = queue.drain(..).partition::<VecDeque<T>, _>(is_meant);
+        *queue = stays;
+        drop(queue);
+        moved.into_iter().for_each(|event| other.push(event));
+    }
+
     /// Takes back events that nobody has read; returns how many.
     pub(crate) fn take_back(&self, is_gone: impl Fn(&T) -> bool) -> u32 {
         let mut queue = lock(&self.queue);

@@ -16,6 +16,7 @@
 
 mod abi;
 mod address;
+mod cm;
 mod completion;
 mod device;
 mod events;
@@ -26,6 +27,7 @@ mod query;
 mod queue_pair;
 mod refused;
 mod requests;
+mod vendors;
 
 use core::ffi::c_int;
 

@@ -59,7 +59,7 @@ pub(crate) struct MwOwn {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn ibv_alloc_pd(context: Option<&Context>) -> *mut Pd {
+pub(crate) extern "C" fn ibv_alloc_pd(context: Option<&Context>) -> *mut Pd {
     let Some(context) = context else { return none(libc::EINVAL) };
     let opened = &context.own.opened;
     match opened.soft.alloc_pd() {

@@ -5,9 +5,12 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use core::{mem, ptr};
 use std::sync::{Arc, Mutex};
 
-use bowline_verbs::{Access, AddressVector, Device as _, Mtu, QpState, QpType, Qpn};
+use bowline_verbs::{
+    Access, AddressVector, Device as _, Error, Mtu, QpState, QpType, Qpn, Resource,
+};
 
 use crate::abi::{AhAttr, Context, GlobalRoute, Pd, Qp, QpAttr, QpCap, QpInitAttr, QpInitAttrEx};
+use crate::cm;
 use crate::device::{self, Handle, Opened, end_events};
 use crate::events::{Unacknowledged, lock};
 use crate::requests::{self, Building};
@@ -24,6 +27,8 @@ const INIT_SEND_OPS: u32 = 1 << 6;
 const SEND_OPS: u64 = 0x3ff | 1 << 12;
 /// The only partition key has index 0.
 const PKEY_INDEX: u16 = 0;
+/// Least number of bytes sent inline.
+const INLINE_MIN: u32 = 128;
 /// Hops of packets that no program has asked for.
 const HOPS: u8 = 64;
 
@@ -67,7 +72,7 @@ pub(crate) struct Own {
     pub(crate) building: Mutex<Building>,
 }
 
-fn create(pd: &Pd, attr: &QpInitAttr<'_>) -> *mut Qp {
+fn create(pd: &Pd, attr: &mut QpInitAttr<'_>) -> *mut Qp {
     let (Some(send_cq), Some(recv_cq)) = (attr.send_cq, attr.recv_cq) else {
         return none(libc::EINVAL);
     };
@@ -80,7 +85,10 @@ fn create(pd: &Pd, attr: &QpInitAttr<'_>) -> *mut Qp {
         return none(libc::EOPNOTSUPP);
     }
     let opened = &pd.own.opened;
-    let cap = attr.cap;
+    let cap = &mut attr.cap;
+    // Programs that ask for none use what they get.
+    cap.max_inline_data = cap.max_inline_data.max(INLINE_MIN);
+    let cap = *cap;
     let size = |n: u32| n as usize;
     let init = bowline_verbs::QpInit {
         pd: pd.own.id,
@@ -101,10 +109,8 @@ fn create(pd: &Pd, attr: &QpInitAttr<'_>) -> *mut Qp {
         Err(error) => {
             // The manual page has EINVAL for sizes that the device does not have.
             let errno = match error {
-                bowline_verbs::Error::Limit(
-                    bowline_verbs::Resource::QueuePairs | bowline_verbs::Resource::Memory,
-                ) => libc::ENOMEM,
-                bowline_verbs::Error::Limit(_) => libc::EINVAL,
+                Error::Limit(Resource::QueuePairs | Resource::Memory) => libc::ENOMEM,
+                Error::Limit(_) => libc::EINVAL,
                 error => error.errno().0,
             };
             return none(errno);
@@ -164,7 +170,10 @@ fn create(pd: &Pd, attr: &QpInitAttr<'_>) -> *mut Qp {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn ibv_create_qp(pd: Option<&Pd>, attr: Option<&QpInitAttr<'_>>) -> *mut Qp {
+pub(crate) extern "C" fn ibv_create_qp(
+    pd: Option<&Pd>,
+    attr: Option<&mut QpInitAttr<'_>>,
+) -> *mut Qp {
     match (pd, attr) {
         (Some(pd), Some(attr)) => create(pd, attr),
         _ => none(libc::EINVAL),
@@ -173,7 +182,7 @@ extern "C" fn ibv_create_qp(pd: Option<&Pd>, attr: Option<&QpInitAttr<'_>>) -> *
 
 pub(crate) extern "C" fn create_qp_ex(
     context: Option<&Context>,
-    attr: Option<&QpInitAttrEx<'_>>,
+    attr: Option<&mut QpInitAttrEx<'_>>,
 ) -> *mut Qp {
     let (Some(_), Some(attr)) = (context, attr) else { return none(libc::EINVAL) };
     let known = INIT_PD | INIT_CREATE_FLAGS | INIT_SEND_OPS;
@@ -183,9 +192,8 @@ pub(crate) extern "C" fn create_qp_ex(
         return none(libc::EOPNOTSUPP);
     }
     match attr.pd.filter(|_| attr.comp_mask & INIT_PD != 0) {
-        Some(pd) => create(
-            pd,
-            &QpInitAttr {
+        Some(pd) => {
+            let mut plain = QpInitAttr {
                 qp_context: attr.qp_context,
                 send_cq: attr.send_cq,
                 recv_cq: attr.recv_cq,
@@ -193,8 +201,11 @@ pub(crate) extern "C" fn create_qp_ex(
                 cap: attr.cap,
                 qp_type: attr.qp_type,
                 sq_sig_all: attr.sq_sig_all,
-            },
-        ),
+            };
+            let qp = create(pd, &mut plain);
+            attr.cap = plain.cap;
+            qp
+        }
         None => none(libc::EINVAL),
     }
 }
@@ -206,11 +217,17 @@ extern "C" fn ibv_qp_to_qp_ex(qp: Option<&Qp>) -> Option<&Qp> {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn ibv_destroy_qp(qp: *mut Qp) -> c_int {
+pub(crate) extern "C" fn ibv_destroy_qp(qp: *mut Qp) -> c_int {
     // SAFETY: null or made by `create`.
     let Some(at) = (unsafe { qp.as_ref() }) else { return fails(libc::EINVAL) };
     let opened = &at.own.opened;
-    if let Err(error) = opened.soft.destroy_qp(at.own.qpn) {
+    let destroy = || opened.soft.destroy_qp(at.own.qpn);
+    let destroyed = destroy().or_else(|error| match error {
+        // Its connection ends with it.
+        Error::Busy(_) if cm::release(opened, qp) => destroy(),
+        error => Err(error),
+    });
+    if let Err(error) = destroyed {
         return failed(&error);
     }
     lock(&opened.live.0).qps.remove(&at.own.qpn.0);

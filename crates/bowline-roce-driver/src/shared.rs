@@ -213,10 +213,12 @@ impl Shared {
                     }
                 }
                 Event::Cm(event) => {
-                    st.queue_cm_event(event);
-                    events = true;
-                    if let Some(watcher) = watcher {
-                        watcher.connection();
+                    match watcher {
+                        Some(watcher) => watcher.connection(event),
+                        None => {
+                            st.queue_cm_event(event);
+                            events = true;
+                        }
                     }
                     if self.connection_files.is_some() && !st.connections_changed {
                         st.connections_changed = true;

@@ -3,7 +3,7 @@
 
 use core::fmt;
 
-use bowline_verbs::{AsyncEvent, CqId};
+use bowline_verbs::{AsyncEvent, CmEvent, CqId};
 
 /// Told when something has happened. It is called by whichever thread handles a packet or request,
 /// under the lock of the device: it must not call the device and must not wait.
@@ -16,6 +16,7 @@ pub trait Watch: fmt::Debug + Send + Sync {
     /// [`Device::async_event`](bowline_verbs::Device::async_event) does not return it any more.
     fn event(&self, event: AsyncEvent);
 
-    /// [`Device::cm_event`](bowline_verbs::Device::cm_event) has something to return.
-    fn connection(&self);
+    /// Something has happened to a connection. [`Device::cm_event`](bowline_verbs::Device::cm_event)
+    /// does not return it any more.
+    fn connection(&self, event: CmEvent);
 }
