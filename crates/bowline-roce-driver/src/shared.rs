@@ -28,6 +28,7 @@ use crate::fault::Faults;
 use crate::followers::{Followers, Following, Ready};
 use crate::loss::{Cuts, Loss};
 use crate::receive::Rx;
+use crate::share::Others;
 use crate::stats::Stats;
 use crate::udp::Endpoint;
 use crate::watch::Watch;
@@ -99,6 +100,8 @@ pub(crate) struct Shared {
     pub(crate) helper_kick: OwnedFd,
     /// Told of what has happened, under the lock of the core.
     pub(crate) watcher: OnceLock<Arc<dyn Watch>>,
+    /// Other processes with the same addresses.
+    pub(crate) others: Option<Arc<dyn Others>>,
 }
 
 impl State {
@@ -175,6 +178,7 @@ impl Shared {
             leader_kick: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             helper_kick: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             watcher: OnceLock::new(),
+            others: None,
         })
     }
 

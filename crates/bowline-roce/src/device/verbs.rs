@@ -219,7 +219,7 @@ impl Device {
     pub fn create_qp(&mut self, init: &QpInit) -> Result<Qpn, Error> {
         let limits = self.shared.config.limits;
         // At most one in eight numbers is taken.
-        let numbers = if self.shared.config.qpn_top.is_some() { 1 << 13 } else { 1 << 20 };
+        let numbers = if self.shared.config.part.is_some() { 1 << 13 } else { 1 << 20 };
         if self.qps.len() >= limits.qps.min(numbers) {
             return Err(Error::Limit(Resource::QueuePairs));
         }
@@ -244,9 +244,9 @@ impl Device {
         // Unpredictable, like keys [CM-53].
         let qpn = loop {
             let drawn = self.rng.next_u24();
-            let qpn = match self.shared.config.qpn_top {
+            let qpn = match self.shared.config.part {
                 None => Qpn(drawn),
-                Some(top) => Qpn(u32::from(top) << 16 | drawn & 0xffff),
+                Some(part) => Qpn(u32::from(part) << 16 | drawn & 0xffff),
             };
             if self.is_free(qpn) {
                 break qpn;
