@@ -5,9 +5,11 @@ use core::{mem, ptr};
 use std::collections::HashMap;
 use std::env;
 use std::net::{IpAddr, Ipv6Addr};
+use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
-use bowline_roce_driver::{SoftConfig, SoftDevice, Watch, machine_addrs, node_guid};
+use bowline_base::Errno;
+use bowline_roce_driver::{Guest, Joined, SoftConfig, SoftDevice, Watch, machine_addrs, node_guid};
 use bowline_verbs::{AsyncEvent, CmEvent, CqId, Device as _, DeviceAttr};
 
 use crate::abi::{self, Context, ContextOps, Cq, Device, Gid, Qp, VerbsContext};
@@ -18,6 +20,8 @@ use crate::{failed, fails, made, none};
 
 /// Variable with the addresses of the device, separated by commas.
 const ADDRS: &str = "BOWLINE_VERBS_ADDRS";
+/// Variable with the socket of the node whose addresses this process shares.
+const NODE: &str = "BOWLINE_VERBS_NODE";
 const NAME: &str = "bowline0";
 /// `IBV_NODE_CA`.
 const NODE_CA: c_int = 1;
@@ -146,7 +150,9 @@ impl Watch for Live {
 /// The open device, which all contexts of the process share.
 #[derive(Debug)]
 pub(crate) struct Opened {
-    pub(crate) soft: SoftDevice,
+    pub(crate) soft: Arc<SoftDevice>,
+    /// Among other processes with the same addresses.
+    pub(crate) guest: Option<Guest>,
     pub(crate) attr: DeviceAttr,
     pub(crate) gids: Vec<GidAt>,
     pub(crate) live: Arc<Live>,
@@ -183,13 +189,7 @@ fn gids() -> Vec<GidAt> {
         let link = |addr| machine.iter().find(|(of, _)| *of == addr).map_or(0, |(_, link)| *link);
         return addrs.map(|addr| GidAt { addr, link: link(addr) }).collect();
     }
-    let mut all: Vec<_> = machine.into_iter().map(|(addr, link)| GidAt { addr, link }).collect();
-    all.sort_by_key(|at| match at.addr {
-        addr if addr.is_loopback() => 3,
-        IpAddr::V4(_) => 0,
-        IpAddr::V6(_) => 1 + u8::from(is_link_local(at.addr)),
-    });
-    all
+    machine.into_iter().map(|(addr, link)| GidAt { addr, link }).collect()
 }
 
 fn is_link_local(addr: IpAddr) -> bool {
@@ -198,21 +198,37 @@ fn is_link_local(addr: IpAddr) -> bool {
 
 impl Opened {
     fn new() -> Result<Self, bowline_verbs::Error> {
-        let gids = gids();
-        let config = SoftConfig {
-            name: NAME.to_owned(),
-            addrs: gids.iter().map(|at| at.addr).collect(),
-            links: gids
-                .iter()
-                .filter(|at| is_link_local(at.addr))
-                .map(|at| (at.addr, at.link))
-                .collect(),
-            ..SoftConfig::default()
+        let config = SoftConfig { name: NAME.to_owned(), ..SoftConfig::default() };
+        let (soft, guest, gids) = match env::var_os(NODE).filter(|path| !path.is_empty()) {
+            None => {
+                let gids = gids();
+                let config = SoftConfig {
+                    addrs: gids.iter().map(|at| at.addr).collect(),
+                    links: gids
+                        .iter()
+                        .filter(|at| is_link_local(at.addr))
+                        .map(|at| (at.addr, at.link))
+                        .collect(),
+                    ..config
+                };
+                (Arc::new(SoftDevice::open(config)?), None, gids)
+            }
+            Some(path) => {
+                let joined = Joined::at(Path::new(&path)).map_err(|error| {
+                    let what = format!("the node at {}: {error}", path.display());
+                    bowline_verbs::Error::System { what, errno: Errno::of(&error) }
+                })?;
+                let link = |addr| machine_addrs().iter().find(|(of, _)| *of == addr).map(|at| at.1);
+                let addrs = joined.addrs().iter().map(|(addr, _)| *addr);
+                let gids =
+                    addrs.map(|addr| GidAt { addr, link: link(addr).unwrap_or(0) }).collect();
+                let (guest, soft) = joined.open(config)?;
+                (soft, Some(guest), gids)
+            }
         };
-        let soft = SoftDevice::open(config)?;
         let live = Arc::new(Live::default());
         soft.watch(Arc::<Live>::clone(&live));
-        Ok(Self { attr: soft.attr(), soft, gids, live })
+        Ok(Self { attr: soft.attr(), soft, guest, gids, live })
     }
 
     fn shared() -> Result<Arc<Self>, bowline_verbs::Error> {

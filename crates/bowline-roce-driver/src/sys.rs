@@ -634,7 +634,8 @@ pub(crate) fn interfaces_of(fd: BorrowedFd<'_>, ip: IpAddr) -> Vec<Interface> {
 }
 
 /// Returns the addresses of this machine, in this thread's network namespace, each with the index of
-/// its interface. Addresses of interfaces that are down are not among them.
+/// its interface: those first by which others most likely reach it. Addresses of interfaces that are
+/// down are not among them.
 #[allow(unsafe_code)]
 pub fn machine_addrs() -> Vec<(IpAddr, u32)> {
     let mut all = Vec::new();
@@ -655,6 +656,11 @@ pub fn machine_addrs() -> Vec<(IpAddr, u32)> {
             all.push((found.ip(), unsafe { libc::if_nametoindex(element.ifa_name) }));
         }
     }
+    all.sort_by_key(|(addr, _)| match addr {
+        addr if addr.is_loopback() => 3,
+        IpAddr::V4(_) => 0,
+        IpAddr::V6(addr) => 1 + u8::from(addr.is_unicast_link_local()),
+    });
     all
 }
 

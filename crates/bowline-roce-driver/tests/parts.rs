@@ -102,6 +102,8 @@ fn a_port_is_of_one_part() {
     assert!(matches!(two.listen(hosted.at(7001)), Err(Error::AddrInUse(_))));
     let any = SocketAddr::from(([0; 4], 7001));
     assert!(matches!(two.listen(any), Err(Error::AddrInUse(_))));
+    let any = SocketAddr::from(([0; 16], 7001));
+    assert!(matches!(two.listen(any), Err(Error::AddrInUse(_))), "of both families");
     two.unlisten(hosted.at(7001));
     assert!(matches!(two.listen(hosted.at(7001)), Err(Error::AddrInUse(_))), "another's stays");
     one.unlisten(hosted.at(7001));

@@ -90,9 +90,17 @@ extern "C" fn rdma_listen(id: Option<&CmId>, _backlog: c_int) -> c_int {
     if state.number.is_some() {
         return refuse(libc::EINVAL);
     }
-    match opened.soft.listen(local) {
+    let listened = match &opened.guest {
+        // Requests come to the host first, which has to know whose they are.
+        Some(guest) => guest
+            .listen(local)
+            .and_then(|()| opened.soft.listen(local).inspect_err(|_| guest.unlisten(local))),
+        None => opened.soft.listen(local),
+    };
+    match listened {
         Ok(number) => {
             state.number = Some(number);
+            state.listens = opened.guest.is_some().then_some(local);
             drop(state);
             learn(id, number);
             0

@@ -53,6 +53,8 @@ pub(super) struct State {
     /// Of the listener or connection.
     pub(super) number: Option<Number>,
     pub(super) tos: u8,
+    /// Where requests come to this process of all that share the addresses.
+    pub(super) listens: Option<SocketAddr>,
     /// Port that no other id may be bound to.
     port: Option<u16>,
     /// What a peer asks for, until it is answered.
@@ -340,8 +342,14 @@ pub(super) fn forget_event(id: &CmId) {
 
 /// Ends the connection or listener of an id: no more events of it come.
 pub(super) fn end(id: &CmId) {
-    let Some(number) = lock(&id.own.state).number.take() else { return };
+    let mut state = lock(&id.own.state);
+    let (number, listens) = (state.number.take(), state.listens.take());
+    drop(state);
+    let Some(number) = number else { return };
     if let Some(opened) = opened() {
+        if let (Some(guest), Some(at)) = (&opened.guest, listens) {
+            guest.unlisten(at);
+        }
         // A number that is not known has ended before.
         let _ = opened.soft.destroy_id(number);
         let mut objects = lock(&opened.live.0);

@@ -62,9 +62,11 @@ impl State {
         let part = match of {
             Owner::Part(part) => part,
             Owner::Listener(port) => {
-                let any = any_of(to);
-                let at = [to, any].map(|ip| SocketAddr::new(ip, port));
-                *at.iter().find_map(|at| self.listeners.get(at))?
+                // As the connection manager finds its own [CMA-6].
+                let (any_v4, any) = (IpAddr::from([0; 4]), IpAddr::from([0; 16]));
+                let all = if to.is_ipv4() { [to, any_v4, any] } else { [to, any, any] };
+                let at = |ip| SocketAddr::new(ip, port);
+                *all.iter().find_map(|ip| self.listeners.get(&at(*ip)))?
             }
         };
         self.guests.get(&part)
@@ -76,13 +78,6 @@ impl State {
         let part = all.take(u8::MAX.into()).find(|part| !self.guests.contains_key(part))?;
         self.next = part.checked_add(1).unwrap_or(1);
         Some(part)
-    }
-}
-
-fn any_of(ip: IpAddr) -> IpAddr {
-    match ip {
-        IpAddr::V4(_) => IpAddr::from([0; 4]),
-        IpAddr::V6(_) => IpAddr::from([0; 16]),
     }
 }
 
@@ -103,8 +98,7 @@ impl Inner {
                 let steered = group.sockets.first().map(|first| sys::steer(first.as_fd(), count));
                 if let Some(Err(errno)) = steered {
                     group.sockets.pop();
-                    let errno = Errno(errno.raw_os_error());
-                    return Err(Error::System { what: "steering packets".to_owned(), errno });
+                    return Err(unsteered(errno));
                 }
             }
             if let Some(socket) = group.sockets.get(number) {
@@ -113,6 +107,11 @@ impl Inner {
         }
         Ok(())
     }
+}
+
+fn unsteered(errno: rustix::io::Errno) -> Error {
+    let errno = Errno(errno.raw_os_error());
+    Error::System { what: "steering packets to processes".to_owned(), errno }
 }
 
 /// Removes what a former guest has not read.
@@ -138,10 +137,11 @@ impl Others for Inner {
 }
 
 impl Host {
-    /// Opens the addresses of the settings for guests, and this process's own device on them.
+    /// Opens the addresses of the settings for guests, and this process's own device on them. Those
+    /// at which somebody else has the port are left out.
     ///
     /// # Errors
-    /// Those of [`SoftDevice::open`].
+    /// Those of [`SoftDevice::open`]; [`Error::AddrInUse`] when no address is left.
     pub fn open(config: SoftConfig) -> Result<(Self, Arc<SoftDevice>), Error> {
         let link = |addr| config.links.iter().find(|(of, _)| *of == addr).map_or(0, |(_, at)| *at);
         let groups = config.addrs.iter().take(ADDRS_MAX);
@@ -155,7 +155,22 @@ impl Host {
             device: OnceLock::new(),
         });
         let mut state = inner.lock();
-        inner.prepare(&mut state, OWN_PART)?;
+        let mut in_use = Error::AddrNotAvailable;
+        let groups = std::mem::take(&mut state.groups);
+        for group in groups {
+            match Endpoint::shared_socket(group.addr, group.link, inner.buffer) {
+                Ok(socket) => {
+                    sys::steer(socket.as_fd(), 1).map_err(unsteered)?;
+                    state.groups.push(Group { sockets: vec![socket], ..group });
+                }
+                Err(error @ (Error::AddrInUse(_) | Error::AddrNotAvailable)) => in_use = error,
+                Err(error) => return Err(error),
+            }
+        }
+        if state.groups.is_empty() {
+            return Err(in_use);
+        }
+        let addrs = state.groups.iter().map(|group| group.addr).collect();
         let sockets = sockets_of(&state, OWN_PART).map_err(|error| Error::System {
             what: "a socket".to_owned(),
             errno: Errno::of(&error),
@@ -163,11 +178,17 @@ impl Host {
         drop(state);
         let core = bowline_roce::Config { part: Some(OWN_PART), ..config.core };
         let others: Arc<dyn Others> = Arc::<Inner>::clone(&inner);
-        let config = SoftConfig { early_sockets: EarlySockets::bound(sockets), core, ..config };
+        let early_sockets = EarlySockets::bound(sockets);
+        let config = SoftConfig { addrs, early_sockets, core, ..config };
         let device = Arc::new(SoftDevice::open_among(config, Some(others))?);
         // The first one.
         let _ = inner.device.set(Arc::downgrade(&device));
         Ok((Self(inner), device))
+    }
+
+    /// The addresses that are shared.
+    pub fn addrs(&self) -> Vec<IpAddr> {
+        self.0.lock().groups.iter().map(|group| group.addr).collect()
     }
 
     /// Serves a process that has connected, by a socket of type `SOCK_SEQPACKET`, until it ends.
@@ -267,10 +288,9 @@ impl Host {
         // The device's lock is taken first, as where it gives datagrams away.
         let is_own = self.device().is_some_and(|device| device.listens(at));
         let mut state = self.0.lock();
-        let any = any_of(at.ip());
         let is_taken = state.listeners.keys().any(|other| {
-            other.port() == at.port()
-                && (other.ip() == at.ip() || other.ip() == any || at.ip() == any)
+            let is_any = other.ip().is_unspecified() || at.ip().is_unspecified();
+            other.port() == at.port() && (other.ip() == at.ip() || is_any)
         });
         if is_taken || is_own {
             return Errno::EADDRINUSE.0;
