@@ -608,7 +608,6 @@ pub(crate) struct QpAttr {
 /// `struct ibv_send_wr`.
 #[derive(Clone, Copy)]
 #[repr(C)]
-
 pub(crate) struct SendWr<'a> {
     pub(crate) wr_id: u64,
     pub(crate) next: Option<&'a SendWr<'a>>,
@@ -626,7 +625,6 @@ pub(crate) struct SendWr<'a> {
 /// What an operation needs of its own.
 #[derive(Clone, Copy)]
 #[repr(C)]
-
 pub(crate) union WrOf<'a> {
     pub(crate) rdma: WrRdma,
     pub(crate) atomic: WrAtomic,

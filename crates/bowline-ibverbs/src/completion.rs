@@ -1,4 +1,4 @@
-//! Completion queues and the channels that tell of them.
+//! Completion queues, and the channels that report completions.
 
 use core::cell::RefCell;
 use core::ffi::{c_int, c_uint, c_void};
@@ -268,7 +268,7 @@ pub(crate) extern "C" fn poll_cq(cq: Option<&Cq>, number: c_int, out: *mut Wc) -
         }
         for (at, completion) in polled.iter().enumerate() {
             // SAFETY: the program has room for `number` entries, and there are no more.
-            unsafe { out.add(at).write(entry(completion)) };
+            unsafe { out.wrapping_add(at).write(entry(completion)) };
         }
         polled.len() as c_int // at most `number`
     })

@@ -74,7 +74,7 @@ unsafe impl<T> Sync for Handle<T> {}
 impl<T> Handle<T> {
     /// The object, which is alive: it takes itself out of [`Live`] before it is freed, and this is
     /// called with the lock of that held.
-    pub(crate) fn get<'a>(self, _live: &'a Objects) -> &'a T {
+    pub(crate) fn get(self, _live: &Objects) -> &T {
         // SAFETY: see above.
         unsafe { &*self.0 }
     }
@@ -94,7 +94,7 @@ pub(crate) struct Objects {
     pub(crate) early: HashMap<u32, Vec<CmEvent>>,
 }
 
-/// The same, and who is told of events.
+/// The same, behind a lock: the watcher of the device.
 #[derive(Debug, Default)]
 pub(crate) struct Live(pub(crate) Mutex<Objects>);
 
@@ -112,7 +112,7 @@ impl Watch for Live {
             let qp = objects.qps.get(&qpn).map(|qp| (qp.0 as usize, qp.get(&objects).context));
             qp.map(|(element, context)| (context, abi::AsyncEvent { element, event_type }))
         };
-        let of_one = match event {
+        let for_one = match event {
             AsyncEvent::QpFatal(of) => qp(of.0, event::QP_FATAL),
             AsyncEvent::CommEstablished(of) => qp(of.0, event::COMM_EST),
             AsyncEvent::SqDrained(of) => qp(of.0, event::SQ_DRAINED),
@@ -125,7 +125,7 @@ impl Watch for Live {
         };
         for context in &objects.contexts {
             let events = &context.get(&objects).own.events;
-            match of_one {
+            match for_one {
                 Some((of, event)) if ptr::eq(of, context.0) => {
                     match element(&event) {
                         Ok(qp) => qp.own.unacknowledged.add(),

@@ -116,7 +116,8 @@ mod tests {
     fn what_was_read_is_waited_for() {
         let events = Unacknowledged::default();
         events.wait_for_all();
-        (events.add(), events.add());
+        events.add();
+        events.add();
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| events.wait_for_all());
             events.acknowledge(1);

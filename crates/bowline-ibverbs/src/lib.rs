@@ -4,7 +4,7 @@
 //! ```text
 //!   program --- inline functions of verbs.h --> abi::Context.ops, abi::VerbsContext
 //!          \--- calls by name (symbols.map) --> functions here --> bowline_roce_driver::SoftDevice
-//!   program <-- descriptors that can be read --- events <-- Watch, by the thread that handles a packet
+//!   program <-- descriptors that can be read <-- events <-- Watch, in the thread of a packet
 //! ```
 //!
 //! Objects are structures of C with what this library keeps for them behind what programs know
@@ -35,8 +35,10 @@ use bowline_verbs::Error;
 
 /// Sets `errno`, and returns it.
 fn fails(errno: c_int) -> c_int {
-    // SAFETY: the address of the thread's own number.
-    unsafe { *libc::__errno_location() = errno };
+    // SAFETY: it has no preconditions.
+    let own = unsafe { libc::__errno_location() };
+    // SAFETY: the thread's own number, which lives as long as the thread.
+    unsafe { own.write(errno) };
     errno
 }
 

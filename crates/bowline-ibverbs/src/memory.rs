@@ -158,7 +158,7 @@ fn register(
     }
     populate(addr, len, access)?;
     // SAFETY: the program keeps what it has registered until it deregisters it.
-    let buffer = unsafe { Buffer::of_program(addr.cast(), len) }.ok_or(libc::EINVAL)?;
+    let buffer = unsafe { Buffer::from_program(addr.cast(), len) }.ok_or(libc::EINVAL)?;
     // A peer's payload that is placed before it is checked would be seen by a program that looks at
     // the memory instead of waiting for a completion.
     let buffer = if access.contains(Access::REMOTE_WRITE) {
@@ -236,7 +236,7 @@ extern "C" fn ibv_dereg_mr(mr: *mut Mr) -> c_int {
     0
 }
 
-/// Registers the region anew with what changes; it has new keys then.
+/// Registers the region again with what changes; it has new keys then.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_rereg_mr(
     mr: Option<&mut Mr>,

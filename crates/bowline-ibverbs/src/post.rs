@@ -68,9 +68,11 @@ fn gather(sges: &[Sge], out: &mut Vec<u8>) {
 fn operation(qp: &Qp, wr: &abi::SendWr<'_>, is_datagram: bool) -> Option<SendOp> {
     let imm = u32::from_be(wr.imm_or_key);
     // SAFETY: which part is meant, the operation says; each bit pattern is good for numbers.
-    let (rdma, atomic) = unsafe { (wr.wr.rdma, wr.wr.atomic) };
+    let rdma = unsafe { wr.wr.rdma };
+    // SAFETY: as above.
+    let atomic = unsafe { wr.wr.atomic };
     let remote = Remote { addr: rdma.remote_addr, rkey: rdma.rkey };
-    let of_atomic = Remote { addr: atomic.remote_addr, rkey: atomic.rkey };
+    let atomic_remote = Remote { addr: atomic.remote_addr, rkey: atomic.rkey };
     if is_datagram {
         // SAFETY: a queue pair of this type has such requests only.
         let ud = unsafe { wr.wr.ud };
@@ -88,11 +90,13 @@ fn operation(qp: &Qp, wr: &abi::SendWr<'_>, is_datagram: bool) -> Option<SendOp>
         op::SEND_WITH_IMM => SendOp::SendImm(imm),
         op::RDMA_READ => SendOp::Read(remote),
         op::ATOMIC_CMP_AND_SWP => SendOp::CompareSwap {
-            remote: of_atomic,
+            remote: atomic_remote,
             compare: atomic.compare_add,
             swap: atomic.swap,
         },
-        op::ATOMIC_FETCH_AND_ADD => SendOp::FetchAdd { remote: of_atomic, add: atomic.compare_add },
+        op::ATOMIC_FETCH_AND_ADD => {
+            SendOp::FetchAdd { remote: atomic_remote, add: atomic.compare_add }
+        }
         op::LOCAL_INV => SendOp::LocalInv(wr.imm_or_key),
         op::BIND_MW => {
             SendOp::BindMw { key: wr.bind.rkey, to: memory::binding(&wr.bind.bind_info)? }

@@ -276,7 +276,7 @@ pub(crate) fn route(opened: &Opened, attr: &AhAttr) -> Option<AddressVector> {
     })
 }
 
-/// What is to change; `None`: a value is none that there is.
+/// What is to change; `None` for an invalid value.
 fn change(opened: &Opened, attr: &QpAttr, given: c_int) -> Option<bowline_verbs::QpAttr> {
     let known = mask::STATE
         | mask::CUR_STATE
@@ -300,7 +300,6 @@ fn change(opened: &Opened, attr: &QpAttr, given: c_int) -> Option<bowline_verbs:
     if given & !known != 0 {
         return None;
     }
-    // `Some(None)`: given, and none that there is.
     let has = |bit| given & bit != 0;
     macro_rules! number {
         ($bit:ident, $value:expr) => {

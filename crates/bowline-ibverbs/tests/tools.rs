@@ -3,9 +3,8 @@
 
 use std::env;
 use std::fs;
-use std::io::{self, Read};
+use std::io::Read;
 use std::net::IpAddr;
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -15,7 +14,7 @@ use std::time::{Duration, Instant};
 use bowline_roce_driver::{FormerConnections, Host, SoftConfig};
 use bowline_testkit::skipped;
 use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with,
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with,
 };
 
 /// Longest run of a tool, on the slowest machine.
@@ -113,11 +112,11 @@ fn try_pair(
         let (is_good, said) = end(start(names, client_at, client));
         let is_over = serves.0.try_wait().unwrap().is_some();
         if is_good || is_over || begun.elapsed() > STARTING {
-            let (served, of_server) = end(serves);
+            let (served, server_said) = end(serves);
             return if is_good && served {
-                Ok(said + &of_server)
+                Ok(said + &server_said)
             } else {
-                Err(format!("{client:?}: {said}\n{server:?}: {of_server}"))
+                Err(format!("{client:?}: {said}\n{server:?}: {server_said}"))
             };
         }
         thread::sleep(PAUSE);
@@ -247,8 +246,12 @@ fn hosted(addr: IpAddr, path: &Path, folder: &Path) {
     let config = SoftConfig { addrs: vec![addr], former_connections, ..SoftConfig::default() };
     let (host, device) = Host::open(config).unwrap();
     thread::spawn(move || {
-        let serving: (OwnedFd, _) = (listener, device);
-        host.serve_all(&serving.0, |_: &io::Error| {})
+        let _device = device;
+        while let Ok(guest) = accept_with(&listener, SocketFlags::CLOEXEC) {
+            let host = host.clone();
+            // What a guest does wrong, it sees itself.
+            thread::spawn(move || host.serve(guest));
+        }
     });
 }
 

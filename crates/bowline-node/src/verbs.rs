@@ -53,7 +53,7 @@ impl VerbsPlace {
         let listener =
             socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         bind(&listener, &SocketAddrUnix::new(&path)?)?;
-        // Those who may not have it are told why.
+        // Users who may not have RDMA get the reason as an answer.
         fs::set_permissions(&path, fs::Permissions::from_mode(0o666))?;
         listen(&listener, BACKLOG)?;
         Ok(Self { listener, file: OwnedFile::new(&path)? })

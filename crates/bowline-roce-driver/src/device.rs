@@ -176,13 +176,13 @@ impl SoftDevice {
         self.shared.endpoints.iter().map(Endpoint::receive_buffer)
     }
 
-    /// Has `watcher` told of completions, events and connections; returns whether it is the first
-    /// one. A device has one watcher.
+    /// Has `watcher` notified of completions, events and connections; returns whether it is the
+    /// first one. A device has one watcher.
     pub fn watch(&self, watcher: Arc<dyn Watch>) -> bool {
         self.shared.watcher.set(watcher).is_ok()
     }
 
-    /// Has the [watcher](Self::watch) told of the next completion that is added to a queue (with
+    /// Has the [watcher](Self::watch) notified of the next completion that a queue gets (with
     /// `solicited`, the next solicited one or error), once, whatever the queue has already. The
     /// background thread reads the network until a thread polls or waits again.
     ///

@@ -98,7 +98,7 @@ pub(crate) struct Shared {
     pub(crate) leader_kick: OwnedFd,
     /// Wakes the background thread.
     pub(crate) helper_kick: OwnedFd,
-    /// Told of what has happened, under the lock of the core.
+    /// Notified of what has happened, under the lock of the core.
     pub(crate) watcher: OnceLock<Arc<dyn Watch>>,
     /// Other processes with the same addresses.
     pub(crate) others: Option<Arc<dyn Others>>,

@@ -113,7 +113,7 @@ const RETURN_LOADED: u16 = 0x16;
 
 /// Has the system give each datagram for an address and port that `count` sockets share to the one
 /// whose number, in the order in which they were bound, is the highest byte of the datagram's queue
-/// pair number, and to the first where there is none of that number. For all of them.
+/// pair number, and to the first where no socket has that number. For all of them.
 pub(crate) fn steer(fd: BorrowedFd<'_>, count: u32) -> Result<(), Errno> {
     const LOAD_BYTE: u16 = 0x30; // BPF_LD | BPF_B | BPF_ABS
     const JUMP_IF_LESS_NOT: u16 = 0x35; // BPF_JMP | BPF_JGE | BPF_K
@@ -633,9 +633,9 @@ pub(crate) fn interfaces_of(fd: BorrowedFd<'_>, ip: IpAddr) -> Vec<Interface> {
     all
 }
 
-/// Returns the addresses of this machine, in this thread's network namespace, each with the index of
-/// its interface: those first by which others most likely reach it. Addresses of interfaces that are
-/// down are not among them.
+/// Returns the addresses of this machine, in this thread's network namespace, each with the index
+/// of its interface: those first by which others most likely reach it. Addresses of interfaces that
+/// are down are not among them.
 #[allow(unsafe_code)]
 pub fn machine_addrs() -> Vec<(IpAddr, u32)> {
     let mut all = Vec::new();

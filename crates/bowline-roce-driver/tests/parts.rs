@@ -2,7 +2,6 @@
 
 mod common;
 
-use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -14,7 +13,7 @@ use bowline_roce_driver::{FormerConnections, Guest, Host, Joined, SoftConfig, So
 use bowline_verbs::{CmEvent, Device, Error, SendOp};
 use common::{PATIENCE, connect_to, ip, open, unconnected};
 use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with,
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with,
 };
 
 /// A host, where guests find it, and its folder, which is removed at the end.
@@ -47,7 +46,13 @@ fn hosted(addr: IpAddr) -> Hosted {
     let former_connections = FormerConnections::In(folder.clone());
     let config = SoftConfig { addrs: vec![addr], former_connections, ..SoftConfig::default() };
     let (host, device) = Host::open(config).unwrap();
-    thread::spawn(move || host.serve_all(&socket, |_: &io::Error| {}));
+    thread::spawn(move || {
+        while let Ok(guest) = accept_with(&socket, SocketFlags::CLOEXEC) {
+            let host = host.clone();
+            // What a guest does wrong, it sees itself.
+            thread::spawn(move || host.serve(guest));
+        }
+    });
     Hosted { addr, path, folder, device }
 }
 

@@ -26,7 +26,7 @@ pub struct Config {
     /// UDP source port of all packets; `None`: one per connection, as rxe and NICs do [OUT-2].
     pub source_port: Option<u16>,
     /// The highest byte of all queue pair numbers and communication ids; `None`: any. Devices that
-    /// share an address are told apart by it.
+    /// share an address are distinguished by it.
     pub part: Option<u8>,
     /// What limits the packets in flight [REQ-6].
     pub congestion: Congestion,

@@ -233,7 +233,7 @@ mod tests {
         assert_eq!(table.arm_next(cq, true), Ok(()));
         assert_eq!(table.add(cq, entry(2), false), Added::Quiet);
         assert_eq!(table.add(cq, entry(3), true), Added::Ready);
-        assert_eq!(table.add(cq, entry(4), true), Added::Quiet, "told once");
+        assert_eq!(table.add(cq, entry(4), true), Added::Quiet, "reported once");
         assert_eq!(table.arm_next(CqId(cq.0 + 1), true), Err(NO_CQ));
         assert_eq!(table.add(cq, entry(5), true), Added::Overrun { waited: false });
         assert_eq!(table.arm_next(cq, false), Err(OVERRUN));

@@ -3,8 +3,8 @@
 use std::io::Write;
 use std::process::{Command, Stdio};
 
-/// Values of expressions of C with a header; `None`, with the reason told as one for which a test is
-/// skipped, when the compiler or the header is missing.
+/// Values of expressions of C with a header; `None`, and the test is reported as skipped, when the
+/// compiler or the header is missing.
 ///
 /// # Panics
 /// When an expression is not one of the header's.

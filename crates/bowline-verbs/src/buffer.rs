@@ -29,10 +29,10 @@ const PAGE: usize = 4096;
 /// `madvise` value that collapses small pages into huge ones at once (Linux 6.1).
 const MADV_COLLAPSE: i32 = 25;
 
-/// Page-aligned memory of fixed size, which may be registered: zeroed memory of this process alone,
-/// a file of memory shared with another one, memory that the program has allocated, or the memory of
-/// another process. Peers change it at any time, as a device would by DMA, so no reference to its bytes is ever created: bytes are
-/// copied in and out.
+/// Memory of fixed size, which may be registered: zeroed pages of this process alone, a file of
+/// memory shared with another one, memory that the program has allocated, or the memory of another
+/// process. Peers change it at any time, as a device would by DMA, so no reference to its bytes is
+/// ever created: bytes are copied in and out.
 #[derive(Debug)]
 pub struct Buffer {
     /// Dangling for memory of another process, of which this process maps nothing.
@@ -110,14 +110,14 @@ impl Buffer {
         }
     }
 
-    /// `len` bytes of this process's memory that somebody else has allocated and frees: those that a
-    /// program registers through an interface of C. `None` for the null address and for a range
-    /// that goes around the end of all addresses.
+    /// `len` bytes of this process's memory that the program allocates and frees: what it registers
+    /// through an interface of C. `None` for the null address and for a range that goes around the
+    /// end of all addresses.
     ///
     /// # Safety
     /// The memory stays mapped until the buffer is dropped, for reading, and for writing too if the
     /// buffer is registered with a right to write or written to.
-    pub unsafe fn of_program(start: *mut u8, len: usize) -> Option<Self> {
+    pub unsafe fn from_program(start: *mut u8, len: usize) -> Option<Self> {
         let start = NonNull::new(start)?;
         (start.as_ptr() as usize).checked_add(len)?;
         Some(Self { start, len, direct_placement: true, owned: false, foreign: None })
@@ -465,15 +465,15 @@ mod tests {
     fn memory_of_the_program_stays_when_the_buffer_goes() {
         let mut owned = vec![1_u8; 100];
         // SAFETY: the vector outlives the buffer, and is not used while that exists.
-        let buffer = unsafe { Buffer::of_program(owned.as_mut_ptr(), owned.len()) }.unwrap();
+        let buffer = unsafe { Buffer::from_program(owned.as_mut_ptr(), owned.len()) }.unwrap();
         buffer.write(98, &[2, 3]);
         assert_eq!(buffer.addr(), owned.as_ptr() as u64);
         drop(buffer);
         assert_eq!(owned[97..], [1, 2, 3]);
         // SAFETY: no such range is made.
-        assert!(unsafe { Buffer::of_program(std::ptr::null_mut(), 1) }.is_none());
+        assert!(unsafe { Buffer::from_program(std::ptr::null_mut(), 1) }.is_none());
         // SAFETY: as above.
-        assert!(unsafe { Buffer::of_program(owned.as_mut_ptr(), usize::MAX) }.is_none());
+        assert!(unsafe { Buffer::from_program(owned.as_mut_ptr(), usize::MAX) }.is_none());
     }
 
     #[test]

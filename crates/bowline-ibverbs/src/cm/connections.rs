@@ -133,8 +133,8 @@ extern "C" fn rdma_get_request(listen: Option<&CmId>, out: Option<&mut *const Cm
     if rdma_migrate_id(Some(new), ptr::null()) != 0 {
         return -1;
     }
-    let of_requests = lock(&listen.own.state).qp_of_requests;
-    if let Some(ListenerQp { cap, qp_type, sq_sig_all }) = of_requests {
+    let request_qp = lock(&listen.own.state).request_qp;
+    if let Some(ListenerQp { cap, qp_type, sq_sig_all }) = request_qp {
         let mut attr = QpInitAttr {
             qp_context: ptr::null_mut(),
             send_cq: None,

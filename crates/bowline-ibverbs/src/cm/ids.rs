@@ -60,7 +60,7 @@ pub(super) struct State {
     /// What a peer asks for, until it is answered.
     pub(super) request: Option<ConnRequest>,
     /// Queue pairs for the requests of a listener.
-    pub(super) qp_of_requests: Option<ListenerQp>,
+    pub(super) request_qp: Option<ListenerQp>,
 }
 
 /// The context of all ids: as long as the process.
@@ -225,8 +225,8 @@ fn is_own(ip: IpAddr) -> bool {
     opened().is_some_and(|opened| opened.gids.iter().any(|at| at.addr == ip.to_canonical()))
 }
 
-/// An address of the device from which another one may be reached although the system would not send
-/// from it: where the device has some of the machine's addresses only.
+/// An address of the device from which another one may be reached although the system would not
+/// send from it: where the device has some of the machine's addresses only.
 fn near(remote: IpAddr) -> Option<IpAddr> {
     let is_near =
         |ip: &IpAddr| ip.is_ipv4() == remote.is_ipv4() && ip.is_loopback() == remote.is_loopback();
@@ -272,7 +272,9 @@ pub(super) extern "C" fn rdma_resolve_addr(
     _timeout_ms: c_int,
 ) -> c_int {
     // SAFETY: as C has it.
-    let (source, destination) = unsafe { (addr::given(source), addr::given(destination)) };
+    let source = unsafe { addr::given(source) };
+    // SAFETY: as C has it.
+    let destination = unsafe { addr::given(destination) };
     let (Some(id), Some(remote)) = (id, destination) else { return refuse(libc::EINVAL) };
     let bound = addr::of(&id.route.get().src_addr);
     let wanted = source.or(bound).filter(|at| !at.ip().is_unspecified());
@@ -363,8 +365,8 @@ pub(super) fn end(id: &CmId) {
 /// was.
 pub(crate) fn release(opened: &Opened, qp: *const Qp) -> bool {
     let objects = lock(&opened.live.0);
-    let of_qp = |id: &&Handle<CmId>| ptr::eq(id.get(&objects).qp.get(), qp);
-    let found = objects.ids.values().find(of_qp).copied();
+    let has_qp = |id: &&Handle<CmId>| ptr::eq(id.get(&objects).qp.get(), qp);
+    let found = objects.ids.values().find(has_qp).copied();
     drop(objects);
     // SAFETY: a program does not destroy an id while it destroys its queue pair.
     found.map(|id| end(unsafe { &*id.0 })).is_some()
@@ -405,11 +407,14 @@ pub(super) extern "C" fn rdma_migrate_id(id: Option<&CmId>, channel: *const Even
         return -1;
     }
     let Some(opened) = opened() else { return refuse(libc::ENODEV) };
-    // Nobody tells an id anything meanwhile.
+    // No event is added to either channel while this lock is held.
     let objects = lock(&opened.live.0);
     let former = id.channel.replace(channel);
     // SAFETY: a channel is not destroyed before its ids.
-    if let (Some(from), Some(to)) = unsafe { (former.as_ref(), channel.as_ref()) } {
+    let from = unsafe { former.as_ref() };
+    // SAFETY: just given or made.
+    let to = unsafe { channel.as_ref() };
+    if let (Some(from), Some(to)) = (from, to) {
         from.own.move_to(&to.own, |event| ptr::eq(event.of.0, id));
     }
     drop(objects);

@@ -148,7 +148,7 @@ extern "C" fn rdma_create_ep(
         let bound = rdma_bind_addr(Some(new), of.ai_src_addr);
         if let Some(attr) = attr {
             let QpInitAttr { cap, sq_sig_all, .. } = *attr;
-            lock(&new.own.state).qp_of_requests = Some(ListenerQp { cap, qp_type, sq_sig_all });
+            lock(&new.own.state).request_qp = Some(ListenerQp { cap, qp_type, sq_sig_all });
         }
         if !pd.is_null() {
             new.pd.set(pd);

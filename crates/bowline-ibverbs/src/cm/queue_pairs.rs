@@ -113,7 +113,9 @@ pub(super) extern "C" fn rdma_create_qp(
         return refuse(libc::ENOMEM);
     }
     // SAFETY: null or just made.
-    let (send_cq, recv_cq) = unsafe { (id.send_cq.get().as_ref(), id.recv_cq.get().as_ref()) };
+    let send_cq = unsafe { id.send_cq.get().as_ref() };
+    // SAFETY: as above.
+    let recv_cq = unsafe { id.recv_cq.get().as_ref() };
     let mut whole = QpInitAttr {
         send_cq: attr.send_cq.or(send_cq),
         recv_cq: attr.recv_cq.or(recv_cq),
@@ -145,7 +147,9 @@ extern "C" fn rdma_create_qp_ex(id: Option<&CmId>, attr: Option<&mut QpInitAttrE
         return refuse(libc::ENOMEM);
     }
     // SAFETY: null or just made.
-    let (send_cq, recv_cq) = unsafe { (id.send_cq.get().as_ref(), id.recv_cq.get().as_ref()) };
+    let send_cq = unsafe { id.send_cq.get().as_ref() };
+    // SAFETY: as above.
+    let recv_cq = unsafe { id.recv_cq.get().as_ref() };
     attr.send_cq = attr.send_cq.or(send_cq);
     attr.recv_cq = attr.recv_cq.or(recv_cq);
     // SAFETY: the context of all ids.

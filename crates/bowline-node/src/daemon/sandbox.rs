@@ -103,10 +103,10 @@ impl Places {
 /// A node without RDMA for programs serves all else.
 fn verbs_at(place: &programs::Place) -> Option<VerbsPlace> {
     let listening = VerbsPlace::listen(place.path());
-    let told = |error: &io::Error| {
+    let report = |error: &io::Error| {
         note!("programs get no RDMA: {}: {error}", verbs::beside(place.path()).display());
     };
-    listening.inspect_err(told).ok()
+    listening.inspect_err(report).ok()
 }
 
 fn leases_at(place: &programs::Place) -> Outcome<Leases> {

@@ -102,11 +102,11 @@ impl Joined {
         };
         let others = Strays { host: Arc::clone(&host), part };
         let device = Arc::new(SoftDevice::open_among(config, Some(Arc::new(others)))?);
-        let (told, answers) = channel();
+        let (sender, answers) = channel();
         let reader = (Arc::clone(&host), Arc::downgrade(&device));
         thread::Builder::new()
             .name("bowline-share".to_owned())
-            .spawn(move || read(&reader.0, &reader.1, &told))
+            .spawn(move || read(&reader.0, &reader.1, &sender))
             .map_err(|error| Error::System {
                 what: "starting a thread".to_owned(),
                 errno: Errno::of(&error),

@@ -6,7 +6,6 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
-use std::thread;
 
 use bowline_base::Errno;
 use bowline_verbs::Error;
@@ -58,7 +57,7 @@ pub struct Host(Arc<Inner>);
 
 impl State {
     /// Returns the guest that a datagram is for.
-    fn guest_of(&self, of: Owner, to: IpAddr) -> Option<&Arc<OwnedFd>> {
+    fn guest_for(&self, of: Owner, to: IpAddr) -> Option<&Arc<OwnedFd>> {
         let part = match of {
             Owner::Part(part) => part,
             Owner::Listener(port) => {
@@ -129,7 +128,7 @@ impl Others for Inner {
         let Some(owner) = owner(payload).filter(|owner| *owner != Owner::Part(OWN_PART)) else {
             return false;
         };
-        let Some(guest) = self.lock().guest_of(owner, to).map(Arc::clone) else { return false };
+        let Some(guest) = self.lock().guest_for(owner, to).map(Arc::clone) else { return false };
         // One that does not read loses it, as in a network: peers send it again.
         let _ = Message::Packet(from, to, payload.to_vec()).send_now(&*guest);
         true
@@ -171,7 +170,7 @@ impl Host {
             return Err(in_use);
         }
         let addrs = state.groups.iter().map(|group| group.addr).collect();
-        let sockets = sockets_of(&state, OWN_PART).map_err(|error| Error::System {
+        let sockets = part_sockets(&state, OWN_PART).map_err(|error| Error::System {
             what: "a socket".to_owned(),
             errno: Errno::of(&error),
         })?;
@@ -241,7 +240,7 @@ impl Host {
         };
         self.0.prepare(&mut state, part)?;
         let addrs = state.groups.iter().map(|group| (group.addr, group.link)).collect();
-        let folder = self.0.folder.as_ref().map(|folder| of_part(folder, part));
+        let folder = self.0.folder.as_ref().map(|folder| part_folder(folder, part));
         // Where it cannot be made, peers of a guest that is killed notice later.
         let folder = folder.filter(|folder| std::fs::create_dir_all(folder).is_ok());
         let welcome = Welcome { part, folder: folder.unwrap_or_default(), addrs };
@@ -299,8 +298,8 @@ impl Host {
         0
     }
 
-    /// Ends what a guest that is gone has left: its listeners, and its connections, of which its
-    /// peers are told.
+    /// Ends what a guest that is gone has left: its listeners, and its connections, which it ends at its
+    /// peers.
     fn leave(&self, part: u8) {
         let mut state = self.0.lock();
         state.guests.remove(&part);
@@ -308,7 +307,7 @@ impl Host {
         let names: Vec<_> = state.groups.iter().map(|group| (group.addr, group.link)).collect();
         drop(state);
         let Some(folder) = &self.0.folder else { return };
-        let files = ConnectionFiles::new(&of_part(folder, part), &names);
+        let files = ConnectionFiles::new(&part_folder(folder, part), &names);
         let former = files.read().unwrap_or_default();
         if let Some(device) = self.device() {
             device.end_former(&former);
@@ -316,31 +315,15 @@ impl Host {
         // It is written again by the next guest of this number.
         let _ = files.write(&[]);
     }
-
-    /// Serves guests that connect to a socket until accepting fails, each in a thread of its own.
-    ///
-    /// # Errors
-    /// Those of accepting.
-    pub fn serve_all(&self, listener: impl AsFd, told: fn(&io::Error)) -> io::Result<()> {
-        loop {
-            let guest = rustix::net::accept_with(&listener, rustix::net::SocketFlags::CLOEXEC)?;
-            let host = self.clone();
-            thread::Builder::new().name("bowline-guest".to_owned()).spawn(move || {
-                if let Err(error) = host.serve(guest) {
-                    told(&error);
-                }
-            })?;
-        }
-    }
 }
 
 /// The folder of the files of a part.
-fn of_part(folder: &Path, part: u8) -> PathBuf {
+fn part_folder(folder: &Path, part: u8) -> PathBuf {
     folder.join(format!("part-{part}"))
 }
 
 /// Copies of the sockets of a part.
-fn sockets_of(state: &State, part: u8) -> io::Result<Vec<(IpAddr, OwnedFd)>> {
+fn part_sockets(state: &State, part: u8) -> io::Result<Vec<(IpAddr, OwnedFd)>> {
     let of = |group: &Group| {
         let socket = group.sockets.get(usize::from(part)).ok_or(io::ErrorKind::NotFound)?;
         Ok((group.addr, socket.try_clone()?))

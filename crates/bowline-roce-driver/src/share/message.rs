@@ -127,7 +127,7 @@ impl Message {
         out
     }
 
-    /// Reads a message; `None` for what is none.
+    /// Reads a message; `None` for bytes that are not a message.
     pub(super) fn decode(mut bytes: &[u8]) -> Option<Self> {
         let bytes = &mut bytes;
         let [kind] = *take(bytes)?;
@@ -247,7 +247,7 @@ mod tests {
             let bytes = message.encode();
             assert_eq!(Message::decode(&bytes), Some(message.clone()));
             for len in 0..bytes.len() {
-                // A part of it is none, unless what is cut off is data.
+                // A part of it is no message, unless what is cut off is data.
                 if let Some(part) = Message::decode(&bytes[..len]) {
                     assert_ne!(part, message);
                 }

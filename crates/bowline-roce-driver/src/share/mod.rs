@@ -1,17 +1,17 @@
 //! Several processes with the addresses of one machine: each has a device of its own.
 //!
 //! ```text
-//!                        UDP port 4791 of an address, several sockets
-//!      queue pair 0x00....        0x01....              0x02....
-//!             |                      |                     |
-//!      the host's device      a guest's device       a guest's device
-//!             |                      ^                     ^
-//!             +--- queue pair 1: connection messages ------+  [`Host`] tells by the listener, or by
-//!                                                             the communication id
+//!                     UDP port 4791 of an address, several sockets
+//!   queue pair 0x00....        0x01....              0x02....
+//!          |                      |                     |
+//!   the host's device      a guest's device      a guest's device
+//!          |                      ^                     ^
+//!          +--- queue pair 1: connection messages ------+
 //! ```
 //! The highest byte of a queue pair number says whose it is, so the system gives each packet to the
 //! right socket by itself, and nothing stands between a process and its packets. Only messages of
-//! the connection manager, which all go to queue pair 1, come to the host first.
+//! the connection manager, which all go to queue pair 1, come to the host first: [`Host`] finds
+//! their owner by the listener, or by the communication id.
 //!
 //! A guest has a socket of the shared port, by which it could take the packets of others, so guests
 //! are of the host's user, or root.
@@ -40,7 +40,7 @@ enum Owner {
     Part(u8),
 }
 
-/// Tells whose a datagram is; `None` for what is none.
+/// Returns whose a datagram is; `None` for an invalid one.
 fn owner(payload: &[u8]) -> Option<Owner> {
     let packet = Packet::parse(payload.get(..payload.len().checked_sub(ICRC_LEN)?)?).ok()?;
     let qpn = packet.bth.dest_qpn;
