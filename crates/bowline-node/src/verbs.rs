@@ -7,7 +7,10 @@
 use std::{
     fs, io,
     net::IpAddr,
-    os::{fd::OwnedFd, unix::fs::PermissionsExt},
+    os::{
+        fd::OwnedFd,
+        unix::fs::{DirBuilderExt, PermissionsExt},
+    },
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
     thread,
@@ -30,9 +33,14 @@ pub fn beside(place: &Path) -> PathBuf {
     place.with_file_name(name + ".sock")
 }
 
-/// The folder in which programs list their connections, which the node ends when they are killed.
+/// The folder in which programs list their connections, which the node ends when they are killed;
+/// made if necessary. `None` where other users could change it.
 pub(crate) fn folder() -> Option<PathBuf> {
-    FormerConnections::RunFolder.folder()
+    let user = rustix::process::geteuid().as_raw();
+    let folder = bowline_ctl::run_folder(&format!("roce-{user}"));
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder).ok()?;
+    bowline_ctl::refuse_unsafe_folder(&folder).ok()?;
+    Some(folder)
 }
 
 /// Where programs ask, before the node is confined.
@@ -106,6 +114,7 @@ fn host(opened: &Opened) -> io::Result<Host> {
     let config = SoftConfig {
         addrs: addrs.iter().map(|(addr, _)| *addr).collect(),
         links: addrs.into_iter().filter(|(addr, _)| is_link_local(addr)).collect(),
+        former_connections: folder().map_or(FormerConnections::Nowhere, FormerConnections::In),
         ..SoftConfig::default()
     };
     let (host, device) = Host::open(config)?;
