@@ -177,8 +177,8 @@ fn without(text: &str, from: &str, to: &str) -> String {
 /// here have none either: what is used stands behind one of these marks, or behind a comma between
 /// angle brackets or parentheses.
 ///
-/// A link to the pages of a crate below this one does not count: users cannot name the type by it, and
-/// whether it is there depends on which crate's pages were written first.
+/// A link to the pages of a crate below this one does not count: users cannot name the type by it,
+/// and whether it is there depends on which crate's pages were written first.
 fn without_page(html: &str) -> Vec<String> {
     const MARKS: [&str; 7] = [": ", "-> ", "&", "<", "(", "dyn ", "mut "];
     let text = plain(&without_links(html));

@@ -9,7 +9,7 @@ use crate::run::{self, Outcome};
 
 /// Crates and their layer: a crate may use crates of lower layers only. The command is the top
 /// edge.
-const LAYERS: [(&str, u8); 27] = [
+const LAYERS: [(&str, u8); 28] = [
     ("bowline-base", 0),
     ("bowline-crc", 0),
     ("bowline-wait", 0),
@@ -25,6 +25,7 @@ const LAYERS: [(&str, u8); 27] = [
     ("bowline-host-client", 2),
     ("bowline-rds-driver", 3),
     ("bowline-host", 4),
+    ("bowline-ibverbs", 4),
     ("bowline-preload", 5),
     ("bowline-roce-driver", 3),
     ("bowline-rdmacore", 3),

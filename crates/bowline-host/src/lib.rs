@@ -61,7 +61,7 @@ pub use accounts::{Refusal, Refused};
 pub use descriptors::keep_standard_streams;
 use hand_over::Successor;
 pub use hand_over::{HandOver, HostState, Predecessor, Sent};
-pub use library::{preload, preload_library, preload_library_of_musl};
+pub use library::{installed, preload, preload_library, preload_library_of_musl};
 pub use namespace::{NodeConnection, connect_within, network_namespace};
 pub use pipe_signal::keep_pipe_signal;
 pub use policy::{BindRule, Policy, Principals, Quota};

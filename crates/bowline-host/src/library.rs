@@ -23,12 +23,20 @@ pub fn preload_library_of_musl() -> Result<PathBuf, String> {
     find("libbowline_preload-musl.so", "cargo xtask preload-musl")
 }
 
-fn find(name: &str, build: &str) -> Result<PathBuf, String> {
+/// Finds a file next to this command, or where packages put it.
+pub fn installed(name: &str) -> Option<PathBuf> {
+    places(name).into_iter().find(|place| place.is_file())
+}
+
+fn places(name: &str) -> [PathBuf; 2] {
     let own = env::current_exe().unwrap_or_default();
     let folder = own.parent().unwrap_or(Path::new("/"));
-    let places = [folder.join(name), folder.join(INSTALLED).join(name)];
-    let found = places.iter().find(|place| place.is_file());
-    found.cloned().ok_or_else(|| {
+    [folder.join(name), folder.join(INSTALLED).join(name)]
+}
+
+fn find(name: &str, build: &str) -> Result<PathBuf, String> {
+    installed(name).ok_or_else(|| {
+        let places = places(name);
         format!(
             "{name} is neither at {} nor in {}: build it with `{build}`",
             places[0].display(),

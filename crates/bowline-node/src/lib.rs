@@ -26,5 +26,6 @@ pub mod shares;
 pub mod signals;
 pub mod tentative;
 pub mod values;
+pub mod verbs;
 
 pub use failure::{Failure, Outcome, node_on, start_node};

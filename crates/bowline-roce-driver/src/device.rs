@@ -8,7 +8,9 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use bowline_base::{clock, count::Described};
-use bowline_roce::{Config, Counters, Device as Core, InUse, Instant, burst_payload};
+use bowline_roce::{
+    Config, Counters, Device as Core, FormerConnection, IdentHint, InUse, Instant, burst_payload,
+};
 use bowline_verbs::{
     Access, AsyncEvent, Buffer, CmEvent, CmId, Completion, ConnParam, CqId, Device, DeviceAttr,
     Error, InvalidReason, MrKeys, Mtu, MwBind, MwType, PathStats, PdId, QpAttr, QpInit, QpState,
@@ -21,9 +23,11 @@ use crate::connection_files::ConnectionFiles;
 use crate::identity;
 use crate::loss::Loss;
 use crate::receive::PumpResult;
+use crate::share::Others;
 use crate::shared::{Shared, State};
 use crate::stats::DriverStats;
 use crate::udp::{Endpoint, ROCE_PORT};
+use crate::watch::Watch;
 
 /// Path MTU if the interface is unknown; fits any Ethernet.
 const MTU_UNKNOWN: Mtu = Mtu::M1024;
@@ -54,6 +58,14 @@ impl SoftDevice {
     /// [`Error::Invalid`] when there is no address or the MTU does not fit the interface;
     /// [`Error::System`].
     pub fn open(config: SoftConfig) -> Result<Self, Error> {
+        Self::open_among(config, None)
+    }
+
+    /// Opens a device whose addresses others share.
+    pub(crate) fn open_among(
+        config: SoftConfig,
+        others: Option<Arc<dyn Others>>,
+    ) -> Result<Self, Error> {
         if config.addrs.is_empty() {
             return Err(Error::Invalid(InvalidReason::NoAddr));
         }
@@ -68,7 +80,7 @@ impl SoftDevice {
         let names: Vec<_> =
             endpoints.iter().map(|endpoint| (endpoint.at().ip(), endpoint.link())).collect();
         let mtu = mtu(&endpoints, config.mtu)?;
-        let guid = config.guid.unwrap_or_else(|| identity::guid(&config.addrs));
+        let guid = config.guid.unwrap_or_else(|| identity::node_guid(&config.addrs));
         let seed = bowline_base::entropy::random_bytes()
             .map_err(|error| system("asking for random bytes", &error))?;
         let connection_files =
@@ -123,8 +135,9 @@ impl SoftDevice {
             }
         }
         let (poll, spin) = (config.poll, config.spin);
-        let shared = Shared::new(core, endpoints, capture, connection_files, loss, poll, spin)
+        let mut shared = Shared::new(core, endpoints, capture, connection_files, loss, poll, spin)
             .map_err(|errno| system("making an event descriptor", &errno.into()))?;
+        shared.others = others;
         shared.flush(clock::now());
         shared.write_connection_files(&[]);
         let shared = Arc::new(shared);
@@ -161,6 +174,71 @@ impl SoftDevice {
     /// flight towards this device.
     pub fn receive_buffers(&self) -> impl Iterator<Item = usize> {
         self.shared.endpoints.iter().map(Endpoint::receive_buffer)
+    }
+
+    /// Has `watcher` notified of completions, events and connections; returns whether it is the
+    /// first one. A device has one watcher.
+    pub fn watch(&self, watcher: Arc<dyn Watch>) -> bool {
+        self.shared.watcher.set(watcher).is_ok()
+    }
+
+    /// Has the [watcher](Self::watch) notified of the next completion that a queue gets (with
+    /// `solicited`, the next solicited one or error), once, whatever the queue has already. The
+    /// background thread reads the network until a thread polls or waits again.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`]; [`Error::Closed`]; [`Error::Invalid`] when the queue has overrun.
+    pub fn notify_cq(&self, cq: CqId, solicited: bool) -> Result<(), Error> {
+        let now = clock::now();
+        let mut st = self.shared.lock();
+        if st.stop {
+            return Err(Error::Closed);
+        }
+        st.core.notify_cq(cq, solicited)?;
+        self.shared.hand_to_helper(&mut st, now);
+        Ok(())
+    }
+
+    /// Takes in a datagram that another process has received for this device.
+    pub(crate) fn take_in_one(&self, from: SocketAddr, to: IpAddr, payload: &[u8]) {
+        let now = clock::now();
+        let mut st = self.shared.lock();
+        if st.stop {
+            return;
+        }
+        st.core.handle_datagram(now, from, to, IdentHint::Unknown, payload);
+        self.shared.settle(&mut st);
+        drop(st);
+        self.shared.flush(now);
+    }
+
+    /// Tells whether this device listens at a port of an address.
+    pub(crate) fn listens(&self, at: SocketAddr) -> bool {
+        let mut st = self.shared.lock();
+        match st.core.listen(at) {
+            Ok(id) => {
+                // Just made.
+                let _ = st.core.destroy_id(clock::now(), id);
+                false
+            }
+            Err(error) => matches!(error, Error::AddrInUse(_)),
+        }
+    }
+
+    /// Ends connections of a process that is gone.
+    pub(crate) fn end_former(&self, all: &[FormerConnection]) {
+        let ended = self
+            .act(|st, now| all.iter().try_for_each(|one| st.core.end_former_connection(now, one)));
+        // A connection of an address that this device no longer has cannot be ended.
+        drop(ended);
+    }
+
+    /// The device is gone, as a card that was pulled out: every call fails from now on.
+    pub(crate) fn fail(&self) {
+        if let Some(watcher) = self.shared.watcher.get() {
+            watcher.event(AsyncEvent::DeviceFatal);
+        }
+        self.shared.stop();
     }
 
     /// For tests of bad networks: with `on`, packets between a local address and one peer address,

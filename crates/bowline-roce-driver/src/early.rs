@@ -15,7 +15,10 @@ use crate::udp;
 /// process may have the port until the device is opened. Each serves one device; another gets new
 /// ones.
 #[derive(Clone, Default)]
-pub struct EarlySockets(Arc<Mutex<Vec<(AddressFamily, OwnedFd)>>>);
+pub struct EarlySockets(Arc<Mutex<Vec<(AddressFamily, OwnedFd)>>>, Arc<Mutex<Bound>>);
+
+/// Sockets that have their address and all options.
+type Bound = Vec<(IpAddr, OwnedFd)>;
 
 impl EarlySockets {
     /// Makes a socket for each address, with buffers of this many bytes. What cannot be made is
@@ -26,7 +29,19 @@ impl EarlySockets {
             udp::enlarge(socket.as_fd(), buffer);
             Some((family_of(*ip), socket))
         };
-        Self(Arc::new(Mutex::new(addrs.iter().filter_map(one).collect())))
+        Self(Arc::new(Mutex::new(addrs.iter().filter_map(one).collect())), Arc::default())
+    }
+
+    /// Sockets of an address that several processes share, which are ready.
+    pub(crate) fn bound(all: Vec<(IpAddr, OwnedFd)>) -> Self {
+        Self(Arc::default(), Arc::new(Mutex::new(all)))
+    }
+
+    /// Returns the socket that is bound to an address already.
+    pub(crate) fn take_bound(&self, ip: IpAddr) -> Option<OwnedFd> {
+        let mut all = self.1.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = all.iter().position(|(of, _)| *of == ip)?;
+        Some(all.swap_remove(at).1)
     }
 
     /// Returns a socket for an address, one of before if there is one.

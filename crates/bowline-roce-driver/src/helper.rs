@@ -103,7 +103,11 @@ impl Shared {
             epoch: st.lead.epoch(),
         };
         let waited = activity.epoch != state.epoch;
-        let watching = st.lead.take_turn(state.others(activity)) == Leader::Helper;
+        let mut others = state.others(activity);
+        if std::mem::take(&mut st.program_sleeps) {
+            others = Others::Silent;
+        }
+        let watching = st.lead.take_turn(others) == Leader::Helper;
         let timer = st.core.poll_timeout();
         // A polling or waiting thread runs timers and sends. If this thread did that too, the other
         // one would have to wait for it: on one processor, for as long as the scheduler likes.

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 /// Derives a node GUID from the machine's identity and the device's addresses: the same in each
 /// process, not 0, and marked as locally administered.
-pub(crate) fn guid(addrs: &[IpAddr]) -> u64 {
+pub fn node_guid(addrs: &[IpAddr]) -> u64 {
     let machine = std::fs::read("/etc/machine-id")
         .or_else(|_| std::fs::read("/proc/sys/kernel/hostname"))
         .unwrap_or_default();
@@ -29,9 +29,9 @@ mod tests {
 
     #[test]
     fn guids_are_stable_and_differ() {
-        let [a, b] = [1, 2].map(|n| guid(&[IpAddr::from([127, 0, 0, n])]));
+        let [a, b] = [1, 2].map(|n| node_guid(&[IpAddr::from([127, 0, 0, n])]));
         assert_ne!(a, b);
-        assert_eq!(a, guid(&[IpAddr::from([127, 0, 0, 1])]));
+        assert_eq!(a, node_guid(&[IpAddr::from([127, 0, 0, 1])]));
         assert_eq!(a.to_be_bytes()[0] & 3, 2, "local and of one device");
     }
 }

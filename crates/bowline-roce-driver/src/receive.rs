@@ -391,6 +391,10 @@ impl Shared {
                 }
                 !dropped
             });
+            let datagrams = datagrams.filter(|(_, payload)| {
+                let others = self.others.as_ref();
+                !others.is_some_and(|others| others.take(arrival.from, to, payload))
+            });
             let first = bytes.get(..arrival.segment.unwrap_or(bytes.len())).unwrap_or(bytes);
             let (lost, tos) = socket.note_overflows(&arrival);
             overflows += lost;

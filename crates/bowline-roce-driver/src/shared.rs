@@ -12,7 +12,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use bowline_roce::{Burst, Device as Core, Event, Instant};
@@ -28,8 +28,10 @@ use crate::fault::Faults;
 use crate::followers::{Followers, Following, Ready};
 use crate::loss::{Cuts, Loss};
 use crate::receive::Rx;
+use crate::share::Others;
 use crate::stats::Stats;
 use crate::udp::Endpoint;
+use crate::watch::Watch;
 
 /// Most asynchronous events kept for a program that does not fetch them; the oldest is dropped.
 const ASYNC_EVENTS_MAX: usize = 1024;
@@ -56,6 +58,8 @@ pub(crate) struct State {
     pub(crate) faults: Faults,
     /// The files of established connections are out of date.
     pub(crate) connections_changed: bool,
+    /// A thread of the program has said that it does not read the network from now on.
+    pub(crate) program_sleeps: bool,
 }
 
 /// Buffers for sending.
@@ -94,6 +98,10 @@ pub(crate) struct Shared {
     pub(crate) leader_kick: OwnedFd,
     /// Wakes the background thread.
     pub(crate) helper_kick: OwnedFd,
+    /// Notified of what has happened, under the lock of the core.
+    pub(crate) watcher: OnceLock<Arc<dyn Watch>>,
+    /// Other processes with the same addresses.
+    pub(crate) others: Option<Arc<dyn Others>>,
 }
 
 impl State {
@@ -148,6 +156,7 @@ impl Shared {
             helper_polls_at: 0,
             faults: Faults::default(),
             connections_changed: false,
+            program_sleeps: false,
         };
         Ok(Self {
             rx: Mutex::new(Rx::new(endpoints.len())),
@@ -168,6 +177,8 @@ impl Shared {
             events: Condvar::new(),
             leader_kick: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             helper_kick: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            watcher: OnceLock::new(),
+            others: None,
         })
     }
 
@@ -196,18 +207,33 @@ impl Shared {
     /// change of the core. Threads that do not sleep check for themselves.
     pub(crate) fn settle(&self, st: &mut State) {
         let (mut completions, mut events) = (Ready::default(), false);
+        let watcher = self.watcher.get();
         while let Some(event) = st.core.poll_event() {
             match event {
-                Event::CqReady(cq) => completions.add(cq),
+                Event::CqReady(cq) => {
+                    completions.add(cq);
+                    if let Some(watcher) = watcher {
+                        watcher.completion(cq);
+                    }
+                }
                 Event::Cm(event) => {
-                    st.queue_cm_event(event);
-                    events = true;
+                    match watcher {
+                        Some(watcher) => watcher.connection(event),
+                        None => {
+                            st.queue_cm_event(event);
+                            events = true;
+                        }
+                    }
                     if self.connection_files.is_some() && !st.connections_changed {
                         st.connections_changed = true;
                         self.signal(&self.helper_kick);
                     }
                 }
                 Event::Async(event) => {
+                    if let Some(watcher) = watcher {
+                        watcher.event(event);
+                        continue;
+                    }
                     if st.async_events.len() == ASYNC_EVENTS_MAX {
                         st.async_events.pop_front();
                     }
@@ -243,6 +269,16 @@ impl Shared {
         if self.followers.wake_one(&st.following) {
             self.stats.hand_overs.inc();
         } else if !st.helper_polls_soon(now) {
+            st.helper_polls_at = now.as_nanos();
+            self.signal(&self.helper_kick);
+        }
+    }
+
+    /// Has the background thread read the network from now on: a thread of the program that did is
+    /// about to sleep elsewhere.
+    pub(crate) fn hand_to_helper(&self, st: &mut State, now: Instant) {
+        st.program_sleeps = true;
+        if st.lead.leader() == Leader::Nobody {
             st.helper_polls_at = now.as_nanos();
             self.signal(&self.helper_kick);
         }

@@ -55,6 +55,8 @@ pub(crate) enum Opt {
     SendBufForce,
     /// Send buffer.
     SendBuf,
+    /// Several sockets of one address and port.
+    ReusePort,
 }
 
 impl Opt {
@@ -75,6 +77,7 @@ impl Opt {
             Self::RecvBuf => (libc::SOL_SOCKET, libc::SO_RCVBUF),
             Self::SendBufForce => (libc::SOL_SOCKET, libc::SO_SNDBUFFORCE),
             Self::SendBuf => (libc::SOL_SOCKET, libc::SO_SNDBUF),
+            Self::ReusePort => (libc::SOL_SOCKET, libc::SO_REUSEPORT),
         }
     }
 }
@@ -99,13 +102,47 @@ pub(crate) fn set(fd: BorrowedFd<'_>, option: Opt, value: i32) -> Result<(), Err
 /// does so while it copies the datagram to the receive buffer, and leaves bytes there even if it
 /// then finds the checksum wrong. A socket filter, even one that accepts every datagram, forces the
 /// check to come first.
-#[allow(unsafe_code)]
 pub(crate) fn verify_first(fd: BorrowedFd<'_>) -> Result<(), Errno> {
-    const RETURN: u16 = 0x06; // BPF_RET | BPF_K
-    let mut all = libc::sock_filter { code: RETURN, jt: 0, jf: 0, k: u32::MAX };
-    let program = libc::sock_fprog { len: 1, filter: &raw mut all };
+    let mut all = [libc::sock_filter { code: RETURN, jt: 0, jf: 0, k: u32::MAX }];
+    attach(fd, libc::SO_ATTACH_FILTER, &mut all)
+}
+
+/// Returns a number: `BPF_RET | BPF_K`, and `BPF_RET | BPF_A`.
+const RETURN: u16 = 0x06;
+const RETURN_LOADED: u16 = 0x16;
+
+/// Has the system give each datagram for an address and port that `count` sockets share to the one
+/// whose number, in the order in which they were bound, is the highest byte of the datagram's queue
+/// pair number, and to the first where no socket has that number. For all of them.
+pub(crate) fn steer(fd: BorrowedFd<'_>, count: u32) -> Result<(), Errno> {
+    const LOAD_BYTE: u16 = 0x30; // BPF_LD | BPF_B | BPF_ABS
+    const JUMP_IF_LESS_NOT: u16 = 0x35; // BPF_JMP | BPF_JGE | BPF_K
+    const SO_ATTACH_REUSEPORT_CBPF: libc::c_int = 51;
+    /// Of the queue pair number in the base transport header.
+    const PART_AT: u32 = 5;
+    let step = |code, jt, k| libc::sock_filter { code, jt, jf: 0, k };
+    let mut all = [
+        step(LOAD_BYTE, 0, PART_AT),
+        step(JUMP_IF_LESS_NOT, 1, count),
+        step(RETURN_LOADED, 0, 0),
+        step(RETURN, 0, 0),
+    ];
+    attach(fd, SO_ATTACH_REUSEPORT_CBPF, &mut all)
+}
+
+/// Attaches a program to a socket.
+#[allow(unsafe_code)]
+fn attach(
+    fd: BorrowedFd<'_>,
+    name: libc::c_int,
+    all: &mut [libc::sock_filter],
+) -> Result<(), Errno> {
+    let program = libc::sock_fprog {
+        len: all.len() as u16, // a few
+        filter: all.as_mut_ptr(),
+    };
     let len = size_of::<libc::sock_fprog>() as libc::socklen_t;
-    let (level, name) = (libc::SOL_SOCKET, libc::SO_ATTACH_FILTER);
+    let level = libc::SOL_SOCKET;
     // SAFETY: the option's value points to a program of the length it gives, which the system
     // copies.
     let result =
@@ -593,6 +630,37 @@ pub(crate) fn interfaces_of(fd: BorrowedFd<'_>, ip: IpAddr) -> Vec<Interface> {
         let Some(mtu) = mtu_of(fd, name) else { continue };
         all.push(Interface { name: name.to_string_lossy().into_owned(), mtu, scope });
     }
+    all
+}
+
+/// Returns the addresses of this machine, in this thread's network namespace, each with the index
+/// of its interface: those first by which others most likely reach it. Addresses of interfaces that
+/// are down are not among them.
+#[allow(unsafe_code)]
+pub fn machine_addrs() -> Vec<(IpAddr, u32)> {
+    let mut all = Vec::new();
+    let mut first = std::ptr::null_mut();
+    // SAFETY: the system stores the head of a list, to be freed by `freeifaddrs`.
+    if unsafe { libc::getifaddrs(&raw mut first) } != 0 {
+        return all;
+    }
+    let list = Addresses(first);
+    let mut at = list.0;
+    while !at.is_null() {
+        // SAFETY: an element of the list, which lives until `list` is dropped.
+        let element = unsafe { &*at };
+        at = element.ifa_next;
+        let is_up = element.ifa_flags & libc::IFF_UP.cast_unsigned() != 0;
+        if let Some(found) = sockaddr(element.ifa_addr).filter(|_| is_up) {
+            // SAFETY: the name ends with a zero and lives as long as the element.
+            all.push((found.ip(), unsafe { libc::if_nametoindex(element.ifa_name) }));
+        }
+    }
+    all.sort_by_key(|(addr, _)| match addr {
+        addr if addr.is_loopback() => 3,
+        IpAddr::V4(_) => 0,
+        IpAddr::V6(addr) => 1 + u8::from(addr.is_unicast_link_local()),
+    });
     all
 }
 

@@ -53,7 +53,12 @@ impl Endpoint {
         link: Option<u32>,
         buffer: usize,
     ) -> Result<Self, Error> {
-        let fd = early.take(ip).map_err(|errno| system("making a UDP socket", errno))?;
+        let bound = early.take_bound(ip);
+        let is_bound = bound.is_some();
+        let fd = match bound {
+            Some(fd) => fd,
+            None => early.take(ip).map_err(|errno| system("making a UDP socket", errno))?,
+        };
         let mut interfaces = sys::interfaces_of(fd.as_fd(), ip);
         if let Some(link) = link {
             interfaces.retain(|interface| interface.scope == link);
@@ -66,12 +71,26 @@ impl Endpoint {
         let interface = interfaces.into_iter().next();
         let scope = interface.as_ref().map_or(0, |interface| interface.scope);
         let at = with_scope(ip, scope);
-        prepare(fd.as_fd(), ip, buffer)?;
-        bind(&fd, &at).map_err(|errno| refused(at, errno))?;
+        if !is_bound {
+            prepare(fd.as_fd(), ip, buffer)?;
+            bind(&fd, &at).map_err(|errno| refused(at, errno))?;
+        }
         let receive_buffer = sys::get(fd.as_fd(), Opt::RecvBuf).unwrap_or(0);
         let receive_buffer = usize::try_from(receive_buffer).unwrap_or(0);
         let (tos, other_tos) = (AtomicU8::new(0), AtomicU8::new(0));
         Ok(Self { fd, at, tos, other_tos, interface, receive_buffer })
+    }
+
+    /// Makes a socket of an address that several processes share: ready, and with all options.
+    pub(crate) fn shared_socket(ip: IpAddr, link: u32, buffer: usize) -> Result<OwnedFd, Error> {
+        let fd = EarlySockets::default();
+        let fd = fd.take(ip).map_err(|errno| system("making a UDP socket", errno))?;
+        let at = with_scope(ip, link);
+        prepare(fd.as_fd(), ip, buffer)?;
+        sys::set(fd.as_fd(), Opt::ReusePort, 1)
+            .map_err(|errno| system("sharing a UDP port", errno))?;
+        bind(&fd, &at).map_err(|errno| refused(at, errno))?;
+        Ok(fd)
     }
 
     /// Address and port.

@@ -25,6 +25,9 @@ pub struct Config {
     pub gso: bool,
     /// UDP source port of all packets; `None`: one per connection, as rxe and NICs do [OUT-2].
     pub source_port: Option<u16>,
+    /// The highest byte of all queue pair numbers and communication ids; `None`: any. Devices that
+    /// share an address are distinguished by it.
+    pub part: Option<u8>,
     /// What limits the packets in flight [REQ-6].
     pub congestion: Congestion,
     /// When a silent peer is given up.
@@ -50,6 +53,7 @@ impl Default for Config {
             icrc: IcrcPolicy::default(),
             gso: true,
             source_port: None,
+            part: None,
             congestion: Congestion::default(),
             give_up: GiveUp::default(),
             retransmit_min: Duration::from_millis(10),

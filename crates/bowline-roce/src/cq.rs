@@ -151,6 +151,18 @@ impl CqTable {
         Ok(true)
     }
 
+    /// As [`arm`](Self::arm), but for entries that are added from now on, whatever is there.
+    pub(crate) fn arm_next(&mut self, cq: CqId, solicited: bool) -> Result<(), Error> {
+        let queue = self.queues.get_mut(cq.0).ok_or(NO_CQ)?;
+        if queue.overrun {
+            return Err(OVERRUN);
+        }
+        if queue.armed != Armed::Any {
+            queue.armed = if solicited { Armed::Solicited } else { Armed::Any };
+        }
+        Ok(())
+    }
+
     pub(crate) fn add(&mut self, cq: CqId, entry: Completion, wakes: bool) -> Added {
         let Some(queue) = self.queues.get_mut(cq.0) else { return Added::Lost };
         if queue.overrun {
@@ -211,6 +223,20 @@ mod tests {
         assert_eq!(table.arm(cq, false), Ok(true));
         assert_eq!(table.arm(cq, true), Ok(true));
         assert_eq!(table.add(cq, entry(4), false), Added::Ready);
+    }
+
+    #[test]
+    fn a_request_for_the_next_entry_passes_over_those_that_are_there() {
+        let mut table = CqTable::new(10, 10);
+        let cq = table.create(4).unwrap();
+        table.add(cq, entry(1), true);
+        assert_eq!(table.arm_next(cq, true), Ok(()));
+        assert_eq!(table.add(cq, entry(2), false), Added::Quiet);
+        assert_eq!(table.add(cq, entry(3), true), Added::Ready);
+        assert_eq!(table.add(cq, entry(4), true), Added::Quiet, "reported once");
+        assert_eq!(table.arm_next(CqId(cq.0 + 1), true), Err(NO_CQ));
+        assert_eq!(table.add(cq, entry(5), true), Added::Overrun { waited: false });
+        assert_eq!(table.arm_next(cq, false), Err(OVERRUN));
     }
 
     #[test]

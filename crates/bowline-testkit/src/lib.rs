@@ -10,6 +10,7 @@ pub mod allocations;
 pub mod apart;
 #[cfg(feature = "wire")]
 pub mod cm;
+pub mod headers;
 pub mod processes;
 #[cfg(feature = "verbs")]
 pub mod rtrs_peer;

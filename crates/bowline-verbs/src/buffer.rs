@@ -29,16 +29,18 @@ const PAGE: usize = 4096;
 /// `madvise` value that collapses small pages into huge ones at once (Linux 6.1).
 const MADV_COLLAPSE: i32 = 25;
 
-/// Page-aligned memory of fixed size, which may be registered: zeroed memory of this process alone,
-/// a file of memory shared with another one, or the memory of another process. Peers change it at
-/// any time, as a device would by DMA, so no reference to its bytes is ever created: bytes are
-/// copied in and out.
+/// Memory of fixed size, which may be registered: zeroed pages of this process alone, a file of
+/// memory shared with another one, memory that the program has allocated, or the memory of another
+/// process. Peers change it at any time, as a device would by DMA, so no reference to its bytes is
+/// ever created: bytes are copied in and out.
 #[derive(Debug)]
 pub struct Buffer {
     /// Dangling for memory of another process, of which this process maps nothing.
     start: NonNull<u8>,
     len: usize,
     direct_placement: bool,
+    /// The mapping is the buffer's own and ends with it.
+    owned: bool,
     foreign: Option<Box<Foreign>>,
 }
 
@@ -103,8 +105,22 @@ impl Buffer {
             start: NonNull::dangling(),
             len: isize::MAX as usize,
             direct_placement: false,
+            owned: false,
             foreign: Some(Box::new(Foreign::new(memory))),
         }
+    }
+
+    /// `len` bytes of this process's memory that the program allocates and frees: what it registers
+    /// through an interface of C. `None` for the null address and for a range that goes around the
+    /// end of all addresses.
+    ///
+    /// # Safety
+    /// The memory stays mapped until the buffer is dropped, for reading, and for writing too if the
+    /// buffer is registered with a right to write or written to.
+    pub unsafe fn from_program(start: *mut u8, len: usize) -> Option<Self> {
+        let start = NonNull::new(start)?;
+        (start.as_ptr() as usize).checked_add(len)?;
+        Some(Self { start, len, direct_placement: true, owned: false, foreign: None })
     }
 
     /// All bytes of a file of memory (`memfd_create`) that other processes may have mapped too.
@@ -203,7 +219,9 @@ impl Buffer {
         // SAFETY: a mapping at an address of the system's choosing touches no memory that exists.
         let at = unsafe { libc::mmap(std::ptr::null_mut(), len.max(1), access, flags, fd, 0) };
         match NonNull::new(at.cast::<u8>()).filter(|_| at != libc::MAP_FAILED) {
-            Some(start) => Ok(Self { start, len, direct_placement: true, foreign: None }),
+            Some(start) => {
+                Ok(Self { start, len, direct_placement: true, owned: true, foreign: None })
+            }
             None => Err(io::Error::last_os_error()),
         }
     }
@@ -425,7 +443,7 @@ impl Buffer {
 #[allow(unsafe_code)]
 impl Drop for Buffer {
     fn drop(&mut self) {
-        if self.is_foreign() {
+        if !self.owned {
             return;
         }
         // SAFETY: the mapping has this length, and nothing refers to it any more.
@@ -441,6 +459,21 @@ mod tests {
     fn of_process() -> Buffer {
         let options = std::fs::File::options().read(true).write(true).clone();
         Buffer::of_process(Arc::new(ProcessFile::new(options.open("/proc/self/mem").unwrap())))
+    }
+
+    #[test]
+    fn memory_of_the_program_stays_when_the_buffer_goes() {
+        let mut owned = vec![1_u8; 100];
+        // SAFETY: the vector outlives the buffer, and is not used while that exists.
+        let buffer = unsafe { Buffer::from_program(owned.as_mut_ptr(), owned.len()) }.unwrap();
+        buffer.write(98, &[2, 3]);
+        assert_eq!(buffer.addr(), owned.as_ptr() as u64);
+        drop(buffer);
+        assert_eq!(owned[97..], [1, 2, 3]);
+        // SAFETY: no such range is made.
+        assert!(unsafe { Buffer::from_program(std::ptr::null_mut(), 1) }.is_none());
+        // SAFETY: as above.
+        assert!(unsafe { Buffer::from_program(owned.as_mut_ptr(), usize::MAX) }.is_none());
     }
 
     #[test]

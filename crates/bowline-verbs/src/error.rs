@@ -158,6 +158,8 @@ pub enum Resource {
     AddressHandles,
     /// Memory.
     Memory,
+    /// Processes that share the addresses of a machine.
+    Processes,
 }
 
 impl fmt::Display for Resource {
@@ -177,6 +179,7 @@ impl fmt::Display for Resource {
             Self::Connections => "connections",
             Self::AddressHandles => "address handles",
             Self::Memory => "memory",
+            Self::Processes => "processes that share the machine's addresses",
         })
     }
 }

@@ -329,3 +329,44 @@ os.unlink(place); s.close(); last.close()' "$PLACES/host.sock"
         "#,
     );
 }
+
+/// Programs of Debian, which know nothing of bowline, at the one address that they share.
+#[test]
+fn programs_that_speak_verbs_have_a_device_of_the_node() {
+    let library =
+        std::path::Path::new(env!("CARGO_BIN_EXE_bowline")).with_file_name("bowline-ibverbs");
+    if !library.is_file() {
+        return skipped::because("no bowline-ibverbs beside the command; build the workspace");
+    }
+    if std::process::Command::new("rping").arg("-h").output().is_err() {
+        return skipped::because("no rping; install rdmacm-utils and ibverbs-utils");
+    }
+    in_a_machine_without_nodes(
+        r#"
+        "$BOWLINE" run ibv_devinfo -v > "$AT/devinfo.out" 2> "$AT/err" || fail "$(cat "$AT/err")"
+        grep -q "hca_id:.bowline0" "$AT/devinfo.out"
+        grep -q "127.0.0.1, RoCE v2" "$AT/devinfo.out"
+        node_is_gone
+        grep -q "RDMA for programs on 127.0.0.1" "$PLACES"/host*.log
+        # A server and a client, by the connection manager and without it. One that is early asks again.
+        again() { n=0; until "$@"; do n=$((n + 1)); [ $n -lt 100 ] || fail "$*"; sleep 0.1; done; }
+        begin rping "$BOWLINE" run rping -s -a 127.0.0.1 -C 5 -v
+        again "$BOWLINE" run rping -c -a 127.0.0.1 -C 5 -v > "$AT/client.out" 2>&1
+        [ "$(grep -c "^ping data: rdma-ping" "$AT/client.out")" = 5 ] || fail pings
+        wait $(cat "$AT/rping.pid")
+        begin pingpong "$BOWLINE" run ibv_rc_pingpong -g 0 -n 100
+        again "$BOWLINE" run ibv_rc_pingpong -g 0 -n 100 127.0.0.1 > "$AT/client.out" 2>&1
+        grep -q "100 iters" "$AT/client.out"
+        wait $(cat "$AT/pingpong.pid")
+        # A server that is killed leaves nothing: the next one has its port.
+        begin killed "$BOWLINE" run rping -s -P -a 127.0.0.1
+        heard_port() { "$BOWLINE" run rping -c -a 127.0.0.1 -C 1 > "$AT/client.out" 2>&1; }
+        again heard_port
+        kill -9 $(cat "$AT/killed.pid")
+        begin rping "$BOWLINE" run rping -s -a 127.0.0.1 -C 5
+        again "$BOWLINE" run rping -c -a 127.0.0.1 -C 5 > "$AT/client.out" 2>&1
+        wait $(cat "$AT/rping.pid")
+        node_is_gone
+        "#,
+    );
+}

@@ -292,6 +292,13 @@ impl Process {
         // Last: where something fails, a former node resumes with its socket.
         let place = places.programs.take();
         let programs = self.programs(&node, former, listener, place)?;
+        if let Some(place) = places.verbs.take() {
+            let path = place.path().to_owned();
+            match place.serve() {
+                Ok(()) => say!("RDMA for programs of `bowline run` at {}", path.display()),
+                Err(error) => note!("programs get no RDMA: {error}"),
+            }
+        }
         let serving = Serving {
             node,
             port,

@@ -1,6 +1,7 @@
 //! What a node gives up before it serves anybody, and what it makes before, since it cannot later.
 
 use std::{
+    collections::BTreeSet,
     fs, io,
     os::unix::net::UnixListener,
     path::{Path, PathBuf},
@@ -20,6 +21,7 @@ use crate::{
     control,
     leases::Leases,
     programs,
+    verbs::{self, VerbsPlace},
 };
 
 /// Files that a node reads: its own memory and descriptors, addresses and interfaces of its network
@@ -44,6 +46,8 @@ pub(super) struct Places {
     /// reason.
     pub(super) disks: Option<Place>,
     pub(super) programs: Option<programs::Place>,
+    /// Where programs ask for RDMA.
+    pub(super) verbs: Option<VerbsPlace>,
     /// Where programs ask the node to stay.
     pub(super) leases: Option<Leases>,
 }
@@ -76,6 +80,7 @@ impl Places {
             places.programs = programs::Place::listen(path.as_deref(), &settings.policy)?;
             let of = places.programs.as_ref().filter(|_| settings.until_unused);
             places.leases = of.map(leases_at).transpose()?;
+            places.verbs = places.programs.as_ref().and_then(|place| verbs_at(place));
         }
         Ok(places)
     }
@@ -93,6 +98,15 @@ impl Places {
     pub(super) fn leave(&mut self) {
         self.control.take().into_iter().for_each(Place::leave);
     }
+}
+
+/// A node without RDMA for programs serves all else.
+fn verbs_at(place: &programs::Place) -> Option<VerbsPlace> {
+    let listening = VerbsPlace::listen(place.path());
+    let report = |error: &io::Error| {
+        note!("programs get no RDMA: {}: {error}", verbs::beside(place.path()).display());
+    };
+    listening.inspect_err(report).ok()
 }
 
 fn leases_at(place: &programs::Place) -> Outcome<Leases> {
@@ -131,12 +145,15 @@ pub(super) fn enter(settings: &Settings) -> Confinement {
 fn needs(settings: &Settings) -> Needs {
     let mut read =
         READ.iter().chain(&bowline_host::BUFFERS_MAX).map(PathBuf::from).collect::<Vec<_>>();
-    if !settings.rdma.soft().is_empty() {
+    let has_verbs = settings.programs.is_some();
+    if has_verbs || !settings.rdma.soft().is_empty() {
         read.extend(READ_FOR_RDMA.map(PathBuf::from));
     }
+    let verbs = has_verbs.then(verbs::folder).flatten();
+    let files: BTreeSet<_> = settings.rdma.folder().into_iter().chain(verbs).collect();
     Needs {
         read,
-        files: settings.rdma.folder().into_iter().collect(),
+        files: files.into_iter().collect(),
         connect: vec![TCP_PORT],
         mounts: settings.tree.is_some(),
         capabilities: capabilities(settings),

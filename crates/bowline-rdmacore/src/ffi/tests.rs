@@ -1,8 +1,7 @@
 //! Tests that the declarations are those of the installed C headers.
 
+use bowline_testkit::headers::compiled;
 use core::mem::{align_of, offset_of, size_of};
-use std::io::Write;
-use std::process::{Command, Stdio};
 
 use super::{
     AhAttr, CAP_WINDOWS, CompChannel, ContextOps, EventChannel, GID_ROCE_V2, GidEntry,
@@ -11,39 +10,6 @@ use super::{
     PS_TCP, PortAttr, QPT_RC, QPT_UD, QpInitAttr, RdmaConnParam, RdmaEvent, RdmaId, WC_GRH,
     WC_WITH_IMM, WC_WITH_INV, Wc, WrAtomic, WrBind, WrRdma, WrUd, mask,
 };
-
-/// What the compiler says of each expression; `None`, with the reason on standard output, when it
-/// or the headers are missing.
-fn compiled(expressions: &[String]) -> Option<Vec<usize>> {
-    let lines: String =
-        expressions.iter().map(|e| format!("    printf(\"%zu\\n\", (size_t)({e}));\n")).collect();
-    let program = format!(
-        "#include <stdio.h>\n#include <stddef.h>\n#include <rdma/rdma_cma.h>\nint main(void) {{\n{lines}    return 0;\n}}\n"
-    );
-    let out = std::env::temp_dir().join(format!("bowline-layout-{}", std::process::id()));
-    let gcc = Command::new("gcc")
-        .args(["-x", "c", "-", "-o"])
-        .arg(&out)
-        .stdin(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn();
-    let Ok(mut gcc) = gcc else {
-        bowline_testkit::skipped::without("gcc");
-        return None;
-    };
-    gcc.stdin.take().unwrap().write_all(program.as_bytes()).unwrap();
-    let said = gcc.wait_with_output().unwrap();
-    if !said.status.success() {
-        let said = String::from_utf8_lossy(&said.stderr).into_owned();
-        assert!(said.contains("rdma_cma.h: No such file"), "{said}");
-        bowline_testkit::skipped::because("no rdma/rdma_cma.h; install librdmacm-dev");
-        return None;
-    }
-    let output = Command::new(&out).output().unwrap();
-    std::fs::remove_file(&out).unwrap();
-    let text = String::from_utf8(output.stdout).unwrap();
-    Some(text.lines().map(|line| line.parse().unwrap()).collect())
-}
 
 // tests [VERBS-2]
 #[test]
@@ -171,7 +137,7 @@ fn declarations_are_those_of_the_headers() {
     }
     let expressions: Vec<String> =
         wanted.iter().map(|(expression, _)| expression.clone()).collect();
-    let Some(theirs) = compiled(&expressions) else {
+    let Some(theirs) = compiled("rdma/rdma_cma.h", "librdmacm-dev", &expressions) else {
         return;
     };
     assert_eq!(theirs.len(), wanted.len());

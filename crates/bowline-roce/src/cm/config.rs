@@ -70,6 +70,8 @@ pub(crate) struct Port {
     pub(crate) mtu: Mtu,
     /// Most reads and atomics of a queue pair, either way.
     pub(crate) max_rd_atomic: u8,
+    /// Highest byte of communication ids.
+    pub(crate) part: Option<u8>,
 }
 
 /// Largest code of a peer that is used as it is, about 65 seconds.

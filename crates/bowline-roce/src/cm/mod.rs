@@ -224,7 +224,11 @@ impl Manager {
     /// Chooses a communication ID: unpredictable, not 0, not in use [CM-30] [CM-53].
     fn new_comm_id(&mut self) -> u32 {
         loop {
-            let comm_id = self.rng.next_u32();
+            let drawn = self.rng.next_u32();
+            let comm_id = match self.port.part {
+                None => drawn,
+                Some(part) => u32::from(part) << 24 | drawn & 0xff_ffff,
+            };
             if comm_id != 0 && !self.by_comm_id.contains_key(&comm_id) {
                 return comm_id;
             }

@@ -69,7 +69,7 @@ fn config() -> CmConfig {
 }
 
 fn manager(config: CmConfig, guid: u64) -> Manager {
-    let port = Port { guid, mtu: Mtu::M1024, max_rd_atomic: 128 };
+    let port = Port { guid, mtu: Mtu::M1024, max_rd_atomic: 128, part: None };
     Manager::new(config, port, Rng::new(&[guid as u8; 32]))
 }
 

@@ -26,8 +26,12 @@ pub(super) struct CmState {
 
 impl CmState {
     pub(super) fn new(config: &Config, rng: &mut Rng) -> Self {
-        let port =
-            Port { guid: config.guid, mtu: config.mtu, max_rd_atomic: config.limits.rd_atomic };
+        let port = Port {
+            guid: config.guid,
+            mtu: config.mtu,
+            max_rd_atomic: config.limits.rd_atomic,
+            part: config.part,
+        };
         let mut seed = [0; 32];
         for word in seed.chunks_exact_mut(4) {
             word.copy_from_slice(&rng.next_u32().to_le_bytes());

@@ -203,13 +203,24 @@ impl Device {
         self.shared.cqs.arm(cq, solicited)
     }
 
+    /// Requests one [`Event::CqReady`](crate::Event::CqReady) for the next completion that is added
+    /// (with `solicited`, the next solicited one or error), whatever the queue has already.
+    ///
+    /// # Errors
+    /// As [`arm_cq`](Self::arm_cq).
+    pub fn notify_cq(&mut self, cq: CqId, solicited: bool) -> Result<(), Error> {
+        self.shared.cqs.arm_next(cq, solicited)
+    }
+
     /// Makes a queue pair, in RESET.
     ///
     /// # Errors
     /// [`Error::NoSuch`], [`Error::Invalid`], [`Error::Limit`].
     pub fn create_qp(&mut self, init: &QpInit) -> Result<Qpn, Error> {
         let limits = self.shared.config.limits;
-        if self.qps.len() >= limits.qps.min(1 << 20) {
+        // At most one in eight numbers is taken.
+        let numbers = if self.shared.config.part.is_some() { 1 << 13 } else { 1 << 20 };
+        if self.qps.len() >= limits.qps.min(numbers) {
             return Err(Error::Limit(Resource::QueuePairs));
         }
         let QpCap { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline } = init.cap;
@@ -230,9 +241,13 @@ impl Device {
             return Err(error);
         }
         *users += 1;
-        // At most one in eight numbers is taken. Unpredictable, like keys [CM-53].
+        // Unpredictable, like keys [CM-53].
         let qpn = loop {
-            let qpn = Qpn(self.rng.next_u24());
+            let drawn = self.rng.next_u24();
+            let qpn = match self.shared.config.part {
+                None => Qpn(drawn),
+                Some(part) => Qpn(u32::from(part) << 16 | drawn & 0xffff),
+            };
             if self.is_free(qpn) {
                 break qpn;
             }

@@ -2,6 +2,7 @@
 
 mod folder;
 pub(crate) mod started;
+mod verbs;
 
 use std::{
     env,
@@ -70,6 +71,10 @@ pub(crate) fn run(args: &Args) -> Outcome {
     let _lease = lease.map(|lease| kept(&lease)).transpose()?;
     let mut command = Command::new(&program);
     preload(&mut command, &library, place.as_deref());
+    if let Some(folder) = verbs::library() {
+        let node = place.unwrap_or_else(programs::default_path);
+        verbs::put_first(&mut command, &folder, &bowline_node::verbs::beside(&node));
+    }
     keep_pipe_signal(&mut command);
     let error = command.arg0(name).args(words).exec();
     Err(not_run(&program, &error))

@@ -1,0 +1,73 @@
+//! Libraries of verbs for a program: one file, under the names that programs are linked with, in a
+//! folder that is searched before those of the system.
+
+use std::{
+    env,
+    fs::{self, DirBuilder},
+    io,
+    os::unix::fs::{DirBuilderExt, symlink},
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use bowline_host::installed;
+
+/// The file, as cargo builds it and as packages install it.
+const LIBRARY: &str = "bowline-ibverbs";
+/// Names by which programs ask for it: of the calls, of connections, and of vendors' libraries.
+const NAMES: [&str; 6] = [
+    "libibverbs.so.1",
+    "librdmacm.so.1",
+    "libmlx5.so.1",
+    "libefa.so.1",
+    "libmlx4.so.1",
+    "libmana.so.1",
+];
+
+/// The file, if it is there: a program that speaks verbs gets the system's library without it.
+pub(super) fn library() -> Option<PathBuf> {
+    installed(LIBRARY)
+}
+
+/// Has a program find the library before the system's, and the node whose addresses it shares.
+pub(super) fn put_first(command: &mut Command, library: &Path, node: &Path) {
+    let folder = match named(library) {
+        Ok(folder) => folder,
+        Err(error) => {
+            note!("bowline run: programs get no RDMA: {}: {error}", library.display());
+            return;
+        }
+    };
+    let mut folders = vec![folder];
+    if let Some(others) = env::var_os("LD_LIBRARY_PATH").filter(|others| !others.is_empty()) {
+        folders.extend(env::split_paths(&others));
+    }
+    // No folder of these has a colon in its name but by the user's own doing.
+    if let Ok(all) = env::join_paths(folders) {
+        command.env("LD_LIBRARY_PATH", all).env("BOWLINE_VERBS_NODE", node);
+    }
+}
+
+/// A folder of this user in which the file has its names: where its sockets are, or where that is
+/// another's, among temporary files.
+fn named(library: &Path) -> io::Result<PathBuf> {
+    let user = rustix::process::geteuid().as_raw();
+    named_in(bowline_ctl::run_folder("verbs"), library)
+        .or_else(|_| named_in(env::temp_dir().join(format!("bowline-verbs-{user}")), library))
+}
+
+fn named_in(folder: PathBuf, library: &Path) -> io::Result<PathBuf> {
+    DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
+    bowline_ctl::refuse_unsafe_folder(&folder)?;
+    for name in NAMES {
+        let link = folder.join(name);
+        if fs::read_link(&link).is_ok_and(|to| to == library) {
+            continue;
+        }
+        // Another process may do the same now.
+        let new = folder.join(format!("{name}.{}", std::process::id()));
+        symlink(library, &new)?;
+        fs::rename(&new, &link)?;
+    }
+    Ok(folder)
+}

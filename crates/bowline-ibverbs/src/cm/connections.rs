@@ -1,0 +1,210 @@
+//! Connecting, listening, accepting, rejecting and disconnecting.
+
+use core::ffi::{c_int, c_uint, c_void};
+use core::{ptr, slice};
+
+use bowline_verbs::{ConnParam as Wanted, ConnRequest, Device as _, Qpn};
+
+use super::abi::{CmEvent, CmId, ConnParam};
+use super::addr;
+use super::events::{kind, rdma_get_cm_event};
+use super::ids::{complete, forget_event, learn, opened, rdma_migrate_id, refuse};
+use super::queue_pairs::{ListenerQp, rdma_create_qp};
+use crate::abi::QpInitAttr;
+use crate::events::lock;
+
+/// Retransmissions of calls that say nothing of them.
+const RETRIES: u8 = 7;
+/// Least time code of answers without a receive, about 0.6 ms.
+const RNR_TIMER: u8 = 12;
+
+/// Bytes that a program sends along.
+///
+/// # Safety
+/// There are `len` bytes.
+unsafe fn data(at: *const c_void, len: u8) -> Vec<u8> {
+    if at.is_null() || len == 0 {
+        return Vec::new();
+    }
+    // SAFETY: see above.
+    unsafe { slice::from_raw_parts(at.cast::<u8>(), len.into()) }.to_vec()
+}
+
+/// The parameters of a connection. What a program leaves open is what the device, or the peer that
+/// asks, has.
+fn wanted(id: &CmId, param: Option<&ConnParam>, request: Option<&ConnRequest>) -> Option<Wanted> {
+    let opened = opened()?;
+    // SAFETY: null, or the id's own.
+    let qp = unsafe { id.qp.get().as_ref() };
+    let most = opened.attr.max_qp_rd_atom;
+    let (responder, initiator) = match (param, request) {
+        (Some(param), _) => (param.responder_resources, param.initiator_depth),
+        (None, Some(request)) => (request.initiator_depth, request.responder_resources),
+        (None, None) => (most, most),
+    };
+    Some(Wanted {
+        qpn: qp.map(|qp| qp.own.qpn).or_else(|| param.map(|param| Qpn(param.qp_num)))?,
+        // SAFETY: as C has it.
+        private_data: param
+            .map(|param| unsafe { data(param.private_data, param.private_data_len) })
+            .unwrap_or_default(),
+        responder_resources: responder.min(most),
+        initiator_depth: initiator.min(most),
+        retry_count: param.map_or(RETRIES, |param| param.retry_count),
+        rnr_retry_count: param.map_or(RETRIES, |param| param.rnr_retry_count),
+        min_rnr_timer: RNR_TIMER,
+        tos: lock(&id.own.state).tos,
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn rdma_connect(id: Option<&CmId>, param: Option<&ConnParam>) -> c_int {
+    let Some(id) = id else { return refuse(libc::EINVAL) };
+    let route = id.route.get();
+    let (local, remote) = (addr::of(&route.src_addr), addr::of(&route.dst_addr));
+    let (Some(opened), Some(remote)) = (opened(), remote) else { return refuse(libc::EINVAL) };
+    if id.qp.get().is_null() {
+        // A queue pair that the program leads through its states itself.
+        return refuse(libc::EOPNOTSUPP);
+    }
+    let Some(wanted) = wanted(id, param, None) else { return refuse(libc::EINVAL) };
+    if lock(&id.own.state).number.is_some() {
+        return refuse(libc::EINVAL);
+    }
+    match opened.soft.connect(local, remote, &wanted) {
+        Ok(number) => {
+            lock(&id.own.state).number = Some(number);
+            learn(id, number);
+            complete(id)
+        }
+        Err(error) => refuse(error.errno().0),
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn rdma_listen(id: Option<&CmId>, _backlog: c_int) -> c_int {
+    let Some(id) = id else { return refuse(libc::EINVAL) };
+    let Some(opened) = opened() else { return refuse(libc::ENODEV) };
+    let Some(local) = addr::of(&id.route.get().src_addr) else { return refuse(libc::EINVAL) };
+    let mut state = lock(&id.own.state);
+    if state.number.is_some() {
+        return refuse(libc::EINVAL);
+    }
+    let listened = match &opened.guest {
+        // Requests come to the host first, which has to know whose they are.
+        Some(guest) => guest
+            .listen(local)
+            .and_then(|()| opened.soft.listen(local).inspect_err(|_| guest.unlisten(local))),
+        None => opened.soft.listen(local),
+    };
+    match listened {
+        Ok(number) => {
+            state.number = Some(number);
+            state.listens = opened.guest.is_some().then_some(local);
+            drop(state);
+            learn(id, number);
+            0
+        }
+        Err(error) => refuse(error.errno().0),
+    }
+}
+
+/// Waits for the next request of an id whose calls wait.
+#[unsafe(no_mangle)]
+extern "C" fn rdma_get_request(listen: Option<&CmId>, out: Option<&mut *const CmId>) -> c_int {
+    let (Some(listen), Some(out)) = (listen, out) else { return refuse(libc::EINVAL) };
+    if !listen.own.is_sync.get() {
+        return refuse(libc::EINVAL);
+    }
+    forget_event(listen);
+    let mut event = ptr::null_mut();
+    // SAFETY: a channel is not destroyed before its ids.
+    if rdma_get_cm_event(unsafe { listen.channel.get().as_ref() }, Some(&mut event)) != 0 {
+        return -1;
+    }
+    listen.event.set(event);
+    // SAFETY: just read.
+    let CmEvent { event, id, status, .. } = unsafe { &*event };
+    if *event != kind::CONNECT_REQUEST {
+        return refuse(if *status == 0 { libc::EINVAL } else { status.saturating_abs() });
+    }
+    // SAFETY: made for the request.
+    let new = unsafe { &**id };
+    if rdma_migrate_id(Some(new), ptr::null()) != 0 {
+        return -1;
+    }
+    let request_qp = lock(&listen.own.state).request_qp;
+    if let Some(ListenerQp { cap, qp_type, sq_sig_all }) = request_qp {
+        let mut attr = QpInitAttr {
+            qp_context: ptr::null_mut(),
+            send_cq: None,
+            recv_cq: None,
+            srq: None,
+            cap,
+            qp_type,
+            sq_sig_all,
+        };
+        if rdma_create_qp(Some(new), listen.pd.get(), Some(&mut attr)) != 0 {
+            return -1;
+        }
+    }
+    *out = *id;
+    0
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn rdma_accept(id: Option<&CmId>, param: Option<&ConnParam>) -> c_int {
+    let Some(id) = id else { return refuse(libc::EINVAL) };
+    let Some(opened) = opened() else { return refuse(libc::ENODEV) };
+    let (number, request) = {
+        let state = lock(&id.own.state);
+        (state.number, state.request.clone())
+    };
+    let (Some(number), Some(request)) = (number, request) else { return refuse(libc::EINVAL) };
+    if id.qp.get().is_null() {
+        return refuse(libc::EOPNOTSUPP);
+    }
+    let Some(wanted) = wanted(id, param, Some(&request)) else { return refuse(libc::EINVAL) };
+    match opened.soft.accept(number, &wanted) {
+        Ok(()) => {
+            lock(&id.own.state).request = None;
+            complete(id)
+        }
+        Err(error) => refuse(error.errno().0),
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn rdma_reject(id: Option<&CmId>, at: *const c_void, len: u8) -> c_int {
+    let (Some(id), Some(opened)) = (id, opened()) else { return refuse(libc::EINVAL) };
+    let Some(number) = lock(&id.own.state).number else { return refuse(libc::EINVAL) };
+    // SAFETY: as C has it.
+    match opened.soft.reject(number, &unsafe { data(at, len) }) {
+        Ok(()) => {
+            lock(&id.own.state).request = None;
+            0
+        }
+        Err(error) => refuse(error.errno().0),
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn rdma_reject_ece(id: Option<&CmId>, at: *const c_void, len: u8) -> c_int {
+    rdma_reject(id, at, len)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn rdma_disconnect(id: Option<&CmId>) -> c_int {
+    let (Some(id), Some(opened)) = (id, opened()) else { return refuse(libc::EINVAL) };
+    let Some(number) = lock(&id.own.state).number else { return refuse(libc::EINVAL) };
+    match opened.soft.disconnect(number) {
+        Ok(()) => complete(id),
+        Err(error) => refuse(error.errno().0),
+    }
+}
+
+/// The device notices by itself that a peer is there.
+#[unsafe(no_mangle)]
+extern "C" fn rdma_notify(id: Option<&CmId>, _event: c_uint) -> c_int {
+    id.map_or_else(|| refuse(libc::EINVAL), |_| 0)
+}

@@ -1,0 +1,22 @@
+//! `librdmacm.so.1`: connections, in the terms of rdma_cma.h.
+//!
+//! ```text
+//!   rdma_create_id --> rdma_resolve_addr, rdma_resolve_route --> rdma_create_qp --> rdma_connect
+//!                  \-> rdma_bind_addr, rdma_listen ... CONNECT_REQUEST: a new id --> rdma_accept
+//!   what happens --> the id's channel --> rdma_get_cm_event ... rdma_ack_cm_event
+//! ```
+//! An id without a channel of the program has one of its own, and its calls wait for their event.
+//!
+//! It is the same file as libibverbs: both work on one device.
+
+pub(crate) mod abi;
+mod addr;
+mod connections;
+mod events;
+mod ids;
+mod lookup;
+mod queue_pairs;
+mod refused;
+
+pub(crate) use events::tell;
+pub(crate) use ids::release;

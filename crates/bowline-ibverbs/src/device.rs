@@ -1,0 +1,471 @@
+//! The device of this process: found, opened and closed.
+
+use core::ffi::{c_char, c_int};
+use core::{mem, ptr};
+use std::collections::HashMap;
+use std::env;
+use std::net::{IpAddr, Ipv6Addr};
+use std::path::Path;
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+
+use bowline_base::Errno;
+use bowline_roce_driver::{Guest, Joined, SoftConfig, SoftDevice, Watch, machine_addrs, node_guid};
+use bowline_verbs::{AsyncEvent, CmEvent, CqId, Device as _, DeviceAttr};
+
+use crate::abi::{self, Context, ContextOps, Cq, Device, Gid, Qp, VerbsContext};
+use crate::cm::{self, abi::CmId};
+use crate::events::{Events, Unacknowledged, lock};
+use crate::{completion, memory, post, query, queue_pair};
+use crate::{failed, fails, made, none};
+
+/// Variable with the addresses of the device, separated by commas.
+const ADDRS: &str = "BOWLINE_VERBS_ADDRS";
+/// Variable with the socket of the node whose addresses this process shares.
+const NODE: &str = "BOWLINE_VERBS_NODE";
+const NAME: &str = "bowline0";
+/// `IBV_NODE_CA`.
+const NODE_CA: c_int = 1;
+
+/// `enum ibv_event_type`.
+mod event {
+    pub(super) const CQ_ERR: u32 = 0;
+    pub(super) const QP_FATAL: u32 = 1;
+    pub(super) const COMM_EST: u32 = 4;
+    pub(super) const SQ_DRAINED: u32 = 5;
+    pub(super) const DEVICE_FATAL: u32 = 8;
+}
+
+/// An entry of the table of GIDs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct GidAt {
+    pub(crate) addr: IpAddr,
+    /// Index of the interface.
+    pub(crate) link: u32,
+}
+
+/// An object of a program, by its address.
+pub(crate) struct Handle<T>(pub(crate) *const T);
+
+impl<T> core::fmt::Debug for Handle<T> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl<T> Clone for Handle<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Handle<T> {}
+
+impl<T> PartialEq for Handle<T> {
+    fn eq(&self, other: &Self) -> bool {
+        self.0 == other.0
+    }
+}
+
+// SAFETY: the objects may be used by all threads: what changes in them is atomic or locked.
+unsafe impl<T> Send for Handle<T> {}
+// SAFETY: as above.
+unsafe impl<T> Sync for Handle<T> {}
+
+impl<T> Handle<T> {
+    /// The object, which is alive: it takes itself out of [`Live`] before it is freed, and this is
+    /// called with the lock of that held.
+    pub(crate) fn get(self, _live: &Objects) -> &T {
+        // SAFETY: see above.
+        unsafe { &*self.0 }
+    }
+}
+
+/// What the program has made, for events.
+#[derive(Debug, Default)]
+pub(crate) struct Objects {
+    pub(crate) qps: HashMap<u32, Handle<Qp>>,
+    pub(crate) cqs: HashMap<u32, Handle<Cq>>,
+    contexts: Vec<Handle<Context>>,
+    /// Ids of connections and listeners.
+    pub(crate) ids: HashMap<u32, Handle<CmId>>,
+    /// Requests that no program has seen, and their listeners.
+    pub(crate) requests: HashMap<u32, Handle<CmId>>,
+    /// What has happened to connections that have no id yet.
+    pub(crate) early: HashMap<u32, Vec<CmEvent>>,
+}
+
+/// The same, behind a lock: the watcher of the device.
+#[derive(Debug, Default)]
+pub(crate) struct Live(pub(crate) Mutex<Objects>);
+
+impl Watch for Live {
+    fn completion(&self, cq: CqId) {
+        let objects = lock(&self.0);
+        if let Some(cq) = objects.cqs.get(&cq.0) {
+            completion::tell(cq.get(&objects));
+        }
+    }
+
+    fn event(&self, event: AsyncEvent) {
+        let objects = lock(&self.0);
+        let qp = |qpn: u32, event_type| {
+            let qp = objects.qps.get(&qpn).map(|qp| (qp.0 as usize, qp.get(&objects).context));
+            qp.map(|(element, context)| (context, abi::AsyncEvent { element, event_type }))
+        };
+        let for_one = match event {
+            AsyncEvent::QpFatal(of) => qp(of.0, event::QP_FATAL),
+            AsyncEvent::CommEstablished(of) => qp(of.0, event::COMM_EST),
+            AsyncEvent::SqDrained(of) => qp(of.0, event::SQ_DRAINED),
+            AsyncEvent::CqError(of) => objects.cqs.get(&of.0).map(|cq| {
+                let element = cq.0 as usize;
+                let event = abi::AsyncEvent { element, event_type: event::CQ_ERR };
+                (cq.get(&objects).context, event)
+            }),
+            _ => None,
+        };
+        for context in &objects.contexts {
+            let events = &context.get(&objects).own.events;
+            match for_one {
+                Some((of, event)) if ptr::eq(of, context.0) => {
+                    match element(&event) {
+                        Ok(qp) => qp.own.unacknowledged.add(),
+                        Err(Some(cq)) => cq.own.unacknowledged.add(),
+                        Err(None) => {}
+                    }
+                    events.push(event);
+                }
+                None if event == AsyncEvent::DeviceFatal => {
+                    events.push(abi::AsyncEvent { element: 1, event_type: event::DEVICE_FATAL });
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn connection(&self, event: CmEvent) {
+        cm::tell(&mut lock(&self.0), event);
+    }
+}
+
+/// The open device, which all contexts of the process share.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    pub(crate) soft: Arc<SoftDevice>,
+    /// Among other processes with the same addresses.
+    pub(crate) guest: Option<Guest>,
+    pub(crate) attr: DeviceAttr,
+    pub(crate) gids: Vec<GidAt>,
+    pub(crate) live: Arc<Live>,
+}
+
+/// What is kept for a context.
+#[derive(Debug)]
+pub(crate) struct Own {
+    pub(crate) opened: Arc<Opened>,
+    pub(crate) events: Events<abi::AsyncEvent>,
+}
+
+static OPENED: Mutex<Weak<Opened>> = Mutex::new(Weak::new());
+
+/// The GID of an address.
+pub(crate) fn gid(addr: IpAddr) -> Gid {
+    Gid(match addr {
+        IpAddr::V4(addr) => addr.to_ipv6_mapped().octets(),
+        IpAddr::V6(addr) => addr.octets(),
+    })
+}
+
+/// The address of a GID.
+pub(crate) fn addr(gid: &Gid) -> IpAddr {
+    IpAddr::V6(Ipv6Addr::from(gid.0)).to_canonical()
+}
+
+/// The addresses of the device: those of the settings, or all of the machine, in an order in which
+/// programs that take the first one reach others.
+fn gids() -> Vec<GidAt> {
+    let machine = machine_addrs();
+    if let Ok(text) = env::var(ADDRS) {
+        let addrs = text.split(',').filter_map(|word| word.trim().parse::<IpAddr>().ok());
+        let link = |addr| machine.iter().find(|(of, _)| *of == addr).map_or(0, |(_, link)| *link);
+        return addrs.map(|addr| GidAt { addr, link: link(addr) }).collect();
+    }
+    machine.into_iter().map(|(addr, link)| GidAt { addr, link }).collect()
+}
+
+fn is_link_local(addr: IpAddr) -> bool {
+    matches!(addr, IpAddr::V6(addr) if addr.is_unicast_link_local())
+}
+
+impl Opened {
+    fn new() -> Result<Self, bowline_verbs::Error> {
+        let config = SoftConfig { name: NAME.to_owned(), ..SoftConfig::default() };
+        let (soft, guest, gids) = match env::var_os(NODE).filter(|path| !path.is_empty()) {
+            None => {
+                let gids = gids();
+                let config = SoftConfig {
+                    addrs: gids.iter().map(|at| at.addr).collect(),
+                    links: gids
+                        .iter()
+                        .filter(|at| is_link_local(at.addr))
+                        .map(|at| (at.addr, at.link))
+                        .collect(),
+                    ..config
+                };
+                (Arc::new(SoftDevice::open(config)?), None, gids)
+            }
+            Some(path) => {
+                let joined = Joined::at(Path::new(&path)).map_err(|error| {
+                    let what = format!("the node at {}: {error}", path.display());
+                    bowline_verbs::Error::System { what, errno: Errno::of(&error) }
+                })?;
+                let link = |addr| machine_addrs().iter().find(|(of, _)| *of == addr).map(|at| at.1);
+                let addrs = joined.addrs().iter().map(|(addr, _)| *addr);
+                let gids =
+                    addrs.map(|addr| GidAt { addr, link: link(addr).unwrap_or(0) }).collect();
+                let (guest, soft) = joined.open(config)?;
+                (soft, Some(guest), gids)
+            }
+        };
+        let live = Arc::new(Live::default());
+        soft.watch(Arc::<Live>::clone(&live));
+        Ok(Self { attr: soft.attr(), soft, guest, gids, live })
+    }
+
+    fn shared() -> Result<Arc<Self>, bowline_verbs::Error> {
+        let mut opened = lock(&OPENED);
+        if let Some(opened) = opened.upgrade() {
+            return Ok(opened);
+        }
+        let new = Arc::new(Self::new()?);
+        *opened = Arc::downgrade(&new);
+        Ok(new)
+    }
+
+    /// The entry of a GID that a program chooses.
+    pub(crate) fn gid(&self, index: u32) -> Option<GidAt> {
+        self.gids.get(index as usize).copied()
+    }
+}
+
+/// Writes a name as C has it; what does not fit is left out.
+pub(crate) fn text<const N: usize>(name: &str) -> [c_char; N] {
+    let mut out = [0; N];
+    for (to, from) in out.iter_mut().take(N - 1).zip(name.bytes()) {
+        *to = from.cast_signed();
+    }
+    out
+}
+
+/// The device, which is there if it has an address.
+pub(crate) fn first() -> Option<&'static Device> {
+    static DEVICE: OnceLock<Option<Handle<Device>>> = OnceLock::new();
+    let device = DEVICE.get_or_init(|| {
+        if gids().is_empty() {
+            return None;
+        }
+        let device = Device {
+            ops: [ptr::null(); 2],
+            node_type: NODE_CA,
+            transport_type: 0,
+            name: text(NAME),
+            dev_name: text("uverbs0"),
+            dev_path: text("/sys/class/infiniband_verbs/uverbs0"),
+            ibdev_path: text("/sys/class/infiniband/bowline0"),
+        };
+        Some(Handle(Box::leak(Box::new(device))))
+    });
+    // SAFETY: never freed.
+    device.map(|device| unsafe { &*device.0 })
+}
+
+/// A list of devices that ends with null.
+#[unsafe(no_mangle)]
+extern "C" fn ibv_get_device_list(count: Option<&mut c_int>) -> *mut *const Device {
+    let found = first();
+    if let Some(count) = count {
+        *count = c_int::from(found.is_some());
+    }
+    let list = [found.map_or(ptr::null(), ptr::from_ref), ptr::null()];
+    made(list).cast()
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_free_device_list(list: *mut *const Device) {
+    if !list.is_null() {
+        // SAFETY: made by `ibv_get_device_list`, and given back once.
+        drop(unsafe { Box::from_raw(list.cast::<[*const Device; 2]>()) });
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_get_device_name(device: Option<&Device>) -> *const c_char {
+    device.map_or(ptr::null(), |device| device.name.as_ptr())
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_get_device_index(device: Option<&Device>) -> c_int {
+    device.map_or(-1, |_| 0)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_get_device_guid(_device: Option<&Device>) -> u64 {
+    let addrs: Vec<_> = gids().iter().map(|at| at.addr).collect();
+    node_guid(&addrs).to_be()
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn ibv_open_device(device: Option<&Device>) -> *mut Context {
+    let Some(device) = device else { return none(libc::EINVAL) };
+    let opened = match Opened::shared() {
+        Ok(opened) => opened,
+        Err(error) => {
+            eprintln!("bowline: the RDMA device {NAME} cannot be opened: {error}");
+            failed(&error);
+            return ptr::null_mut();
+        }
+    };
+    let Ok(events) = Events::new() else { return none(libc::EMFILE) };
+    // SAFETY: numbers and pointers, for which zeroes are good.
+    let mutex = unsafe { mem::zeroed() };
+    let context = Context {
+        device,
+        ops: operations(),
+        cmd_fd: -1,
+        async_fd: events.fd(),
+        num_comp_vectors: 1,
+        mutex,
+        abi_compat: usize::MAX,
+        own: Own { opened: Arc::clone(&opened), events },
+    };
+    let whole = made(extended(context));
+    // SAFETY: just made.
+    let context = unsafe { &raw mut (*whole).context };
+    lock(&opened.live.0).contexts.push(Handle(context));
+    context
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_close_device(context: *mut Context) -> c_int {
+    if context.is_null() {
+        return fails(libc::EINVAL);
+    }
+    let whole = context.wrapping_byte_sub(mem::offset_of!(VerbsContext, context));
+    // SAFETY: made by `ibv_open_device` as this, and given back once.
+    let whole = unsafe { Box::from_raw(whole.cast::<VerbsContext>()) };
+    let opened = Arc::clone(&whole.context.own.opened);
+    lock(&opened.live.0).contexts.retain(|other| !ptr::eq(other.0, context));
+    drop(whole);
+    0
+}
+
+fn operations() -> ContextOps {
+    let unused = ptr::null();
+    ContextOps {
+        query_to_dereg: [unused; 7],
+        alloc_mw: Some(memory::alloc_mw),
+        bind_mw: Some(memory::bind_mw),
+        dealloc_mw: Some(memory::dealloc_mw),
+        create_cq: unused,
+        poll_cq: Some(completion::poll_cq),
+        req_notify_cq: Some(completion::req_notify_cq),
+        cq_event_to_destroy_srq: [unused; 7],
+        post_srq_recv: unused,
+        create_to_destroy_qp: [unused; 4],
+        post_send: Some(post::post_send),
+        post_recv: Some(post::post_recv),
+        create_ah_to_async_event: [unused; 5],
+    }
+}
+
+fn extended(context: Context) -> VerbsContext {
+    let unused = ptr::null();
+    VerbsContext {
+        query_port: Some(query::query_port),
+        advise_mr: Some(memory::advise_mr),
+        null_mr_to_flow_action: [unused; 11],
+        modify_qp_rate_limit: unused,
+        alloc_parent_domain: Some(memory::alloc_parent_domain),
+        dealloc_td: Some(memory::dealloc_td),
+        alloc_td: Some(memory::alloc_td),
+        modify_cq: None,
+        srq_ops_to_create_wq: [unused; 6],
+        query_rt_values: Some(query::query_rt_values),
+        create_cq_ex: Some(completion::create_cq_ex),
+        private: unused,
+        query_device_ex: Some(query::query_device_ex),
+        flows: [unused; 4],
+        open_qp: unused,
+        create_qp_ex: Some(queue_pair::create_qp_ex),
+        get_srq_num: unused,
+        create_srq_ex: unused,
+        open_xrcd: unused,
+        close_xrcd: unused,
+        placeholder: 0,
+        size: mem::offset_of!(VerbsContext, context) + mem::offset_of!(Context, own),
+        context,
+    }
+}
+
+/// Ends an object's part in events: no more come, unread ones are taken back, and those that were
+/// read are waited for.
+pub(crate) fn end_events(context: &Own, element: usize, unacknowledged: &Unacknowledged) {
+    let unread = context
+        .events
+        .take_back(|event| event.element == element && event.event_type != event::DEVICE_FATAL);
+    unacknowledged.acknowledge(unread);
+    unacknowledged.wait_for_all();
+}
+
+/// The object that an event is about; neither: the port or the device.
+fn element(event: &abi::AsyncEvent) -> Result<&Qp, Option<&Cq>> {
+    let element = event.element;
+    match event.event_type {
+        event::QP_FATAL | event::COMM_EST | event::SQ_DRAINED => {
+            // SAFETY: it was put into the event as the address of a queue pair, which waits with
+            // its end until the event is acknowledged.
+            Ok(unsafe { &*ptr::with_exposed_provenance(element) })
+        }
+        // SAFETY: as above, of a completion queue.
+        event::CQ_ERR => Err(Some(unsafe { &*ptr::with_exposed_provenance(element) })),
+        _ => Err(None),
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_get_async_event(
+    context: Option<&Context>,
+    out: Option<&mut mem::MaybeUninit<abi::AsyncEvent>>,
+) -> c_int {
+    let (Some(context), Some(out)) = (context, out) else {
+        fails(libc::EINVAL);
+        return -1;
+    };
+    match context.own.events.next() {
+        Ok(event) => {
+            out.write(event);
+            0
+        }
+        Err(errno) => {
+            fails(errno.raw_os_error());
+            -1
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_ack_async_event(event: Option<&abi::AsyncEvent>) {
+    use core::sync::atomic::Ordering::Relaxed;
+
+    let Some(event) = event else { return };
+    match element(event) {
+        Ok(qp) => {
+            qp.events_completed.fetch_add(1, Relaxed);
+            qp.own.unacknowledged.acknowledge(1);
+        }
+        Err(Some(cq)) => {
+            cq.async_events_completed.fetch_add(1, Relaxed);
+            cq.own.unacknowledged.acknowledge(1);
+        }
+        Err(None) => {}
+    }
+}

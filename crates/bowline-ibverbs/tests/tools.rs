@@ -1,0 +1,276 @@
+//! Programs of Debian that speak verbs, as they are: a pair of each, at two addresses of this
+//! machine, or at one that they share.
+
+use std::env;
+use std::fs;
+use std::io::Read;
+use std::net::IpAddr;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bowline_roce_driver::{FormerConnections, Host, SoftConfig};
+use bowline_testkit::skipped;
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with,
+};
+
+/// Longest run of a tool, on the slowest machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a client may fail because its server does not listen yet.
+const STARTING: Duration = Duration::from_secs(20);
+/// Attempts at what a tool leaves to chance.
+const TIMES_OF_A_RACE: usize = 8;
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// A folder with the library under the names that programs ask for, removed at the end.
+struct Names(PathBuf);
+
+impl Drop for Names {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn names(of: &str) -> Names {
+    let folder = env::temp_dir().join(format!("bowline-verbs-{of}-{}", std::process::id()));
+    fs::create_dir(&folder).unwrap();
+    for name in ["libibverbs.so.1", "librdmacm.so.1", "libmlx5.so.1", "libefa.so.1"] {
+        symlink(env!("CARGO_BIN_EXE_bowline-ibverbs"), folder.join(name)).unwrap();
+    }
+    Names(folder)
+}
+
+/// Where a device of a tool is: alone at an address, or among those of a host.
+#[derive(Clone, Copy)]
+enum At<'a> {
+    Addr(&'a str),
+    Node(&'a Path),
+}
+
+struct Tool(Child);
+
+impl Drop for Tool {
+    fn drop(&mut self) {
+        // One that has ended needs no end.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn start(names: &Names, at: At<'_>, words: &[&str]) -> Tool {
+    let mut command = Command::new(words[0]);
+    command.args(&words[1..]).env("LD_LIBRARY_PATH", &names.0).stdin(Stdio::null());
+    match at {
+        At::Addr(addr) => command.env("BOWLINE_VERBS_ADDRS", addr),
+        At::Node(path) => command.env("BOWLINE_VERBS_NODE", path),
+    };
+    Tool(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
+}
+
+/// Waits for the end; returns whether it was a success, and what was said.
+fn end(mut tool: Tool) -> (bool, String) {
+    let mut said = [tool.0.stdout.take().map(|out| Box::new(out) as Box<dyn Read + Send>), None];
+    said[1] = tool.0.stderr.take().map(|err| Box::new(err) as Box<dyn Read + Send>);
+    let readers = said.map(|stream| {
+        thread::spawn(move || {
+            let mut text = String::new();
+            // What is no text is not looked for.
+            let _ = stream.map(|mut stream| stream.read_to_string(&mut text));
+            text
+        })
+    });
+    let begun = Instant::now();
+    let status = loop {
+        if let Some(status) = tool.0.try_wait().unwrap() {
+            break Some(status);
+        }
+        if begun.elapsed() > PATIENCE {
+            let _ = tool.0.kill();
+            break None;
+        }
+        thread::sleep(PAUSE);
+    };
+    let text = readers.map(|reader| reader.join().unwrap()).concat();
+    (status.is_some_and(|status| status.success()), text)
+}
+
+/// Runs a pair, and tells why one of both has failed. A client that comes before its server listens
+/// comes again.
+fn try_pair(
+    names: &Names,
+    [server_at, client_at]: [At<'_>; 2],
+    server: &[&str],
+    client: &[&str],
+) -> Result<String, String> {
+    let begun = Instant::now();
+    let mut serves = start(names, server_at, server);
+    thread::sleep(PAUSE);
+    loop {
+        let (is_good, said) = end(start(names, client_at, client));
+        let is_over = serves.0.try_wait().unwrap().is_some();
+        if is_good || is_over || begun.elapsed() > STARTING {
+            let (served, server_said) = end(serves);
+            return if is_good && served {
+                Ok(said + &server_said)
+            } else {
+                Err(format!("{client:?}: {said}\n{server:?}: {server_said}"))
+            };
+        }
+        thread::sleep(PAUSE);
+    }
+}
+
+/// Runs a pair that must succeed.
+fn pair(names: &Names, at: [At<'_>; 2], server: &[&str], client: &[&str]) -> String {
+    try_pair(names, at, server, client).unwrap_or_else(|why| panic!("{why}"))
+}
+
+fn is_there(tool: &str, package: &str) -> bool {
+    let is_there =
+        Command::new(tool).arg("-h").stdout(Stdio::null()).stderr(Stdio::null()).status();
+    if is_there.is_err() {
+        skipped::because(format!("no {tool}; install {package}"));
+    }
+    is_there.is_ok()
+}
+
+/// The words of a tool that needs its own TCP port, and the client's with the server's address.
+fn with_port(words: &str, port: u16, server: &str) -> [Vec<String>; 2] {
+    let all: Vec<String> = words.split(' ').map(str::to_owned).collect();
+    let port = ["-p".to_owned(), port.to_string()];
+    let serves = [&all[..], &port].concat();
+    let asks = [&serves[..], &[server.to_owned()]].concat();
+    [serves, asks]
+}
+
+fn run_all(names: &Names, at: [At<'_>; 2], server: &str, tools: &[&str], first_port: u16) {
+    for (words, port) in tools.iter().zip(first_port..) {
+        let both = with_port(words, port, server);
+        let [serves, asks] =
+            both.each_ref().map(|words| words.iter().map(String::as_str).collect::<Vec<_>>());
+        // Both sides of perftest wait a second before the second connection of -R, so that a client
+        // may ask before its server listens.
+        let times = if words.contains(" -R") { TIMES_OF_A_RACE } else { 1 };
+        let mut attempts = (0..times).map(|_| try_pair(names, at, &serves, &asks));
+        let first = attempts.next().unwrap();
+        if let Err(why) = first {
+            assert!(attempts.any(|attempt| attempt.is_ok()), "{why}");
+        }
+    }
+}
+
+const PINGPONG: [&str; 7] = [
+    "ibv_rc_pingpong -g 0 -n 100",
+    "ibv_rc_pingpong -g 0 -n 100 -e",
+    "ibv_rc_pingpong -g 0 -n 100 -N",
+    "ibv_rc_pingpong -g 0 -n 100 -t",
+    "ibv_rc_pingpong -g 0 -n 100 -c",
+    "ibv_ud_pingpong -g 0 -n 100 -s 512",
+    "ibv_ud_pingpong -g 0 -n 100 -e -s 512",
+];
+const PERFTEST: [&str; 9] = [
+    "ib_write_bw -x 0 -n 100",
+    "ib_send_bw -x 0 -n 100 -e",
+    "ib_read_bw -x 0 -n 100",
+    "ib_atomic_bw -x 0 -n 100",
+    "ib_write_lat -x 0 -n 100",
+    "ib_send_lat -x 0 -n 100",
+    "ib_send_bw -c UD -x 0 -n 100 -s 512",
+    "ib_write_bw -x 0 -n 100 -q 3 -b",
+    "ib_write_bw -R -n 100",
+];
+
+#[test]
+fn a_device_is_shown_with_its_addresses() {
+    if !is_there("ibv_devinfo", "ibverbs-utils") {
+        return;
+    }
+    let names = names("devinfo");
+    let (is_good, said) = end(start(&names, At::Addr("127.81.0.1"), &["ibv_devinfo", "-v"]));
+    assert!(is_good, "{said}");
+    for wanted in ["hca_id:\tbowline0", "PORT_ACTIVE", "::ffff:127.81.0.1, RoCE v2"] {
+        assert!(said.contains(wanted), "{wanted}: {said}");
+    }
+}
+
+#[test]
+fn pingpong_of_rdma_core_passes() {
+    if is_there("ibv_rc_pingpong", "ibverbs-utils") {
+        let names = names("pingpong");
+        let at = [At::Addr("127.81.1.1"), At::Addr("127.81.1.2")];
+        run_all(&names, at, "127.81.1.1", &PINGPONG, 18600);
+    }
+}
+
+#[test]
+fn perftest_passes() {
+    if is_there("ib_write_bw", "perftest") {
+        let names = names("perftest");
+        let at = [At::Addr("127.81.2.1"), At::Addr("127.81.2.2")];
+        run_all(&names, at, "127.81.2.1", &PERFTEST, 18620);
+    }
+}
+
+#[test]
+fn connections_of_rdmacm_utils_pass() {
+    if !is_there("rping", "rdmacm-utils") {
+        return;
+    }
+    let names = names("rdmacm");
+    let at = [At::Addr("127.81.3.1"), At::Addr("127.81.3.2")];
+    let to = "127.81.3.1";
+    let run = |server: &str, client: &str| {
+        let [server, client] = [server, client].map(|words| words.split(' ').collect::<Vec<_>>());
+        pair(&names, at, &server, &client)
+    };
+    let said = run(&format!("rping -s -a {to} -C 5 -v"), &format!("rping -c -a {to} -C 5 -v"));
+    assert_eq!(said.matches("ping data: rdma-ping-").count(), 10, "{said}");
+    run(
+        &format!("ucmatose -b {to} -c 3 -C 4 -S 5000"),
+        &format!("ucmatose -s {to} -c 3 -C 4 -S 5000"),
+    );
+    run(&format!("rdma_server -s {to}"), &format!("rdma_client -s {to}"));
+    run("rdma_xserver -c r", &format!("rdma_xclient -s {to} -c r"));
+}
+
+/// A host for processes that share one address.
+fn hosted(addr: IpAddr, path: &Path, folder: &Path) {
+    let kind = SocketType::SEQPACKET;
+    let listener = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
+    bind(&listener, &SocketAddrUnix::new(path).unwrap()).unwrap();
+    listen(&listener, 8).unwrap();
+    let former_connections = FormerConnections::In(folder.to_owned());
+    let config = SoftConfig { addrs: vec![addr], former_connections, ..SoftConfig::default() };
+    let (host, device) = Host::open(config).unwrap();
+    thread::spawn(move || {
+        let _device = device;
+        while let Ok(guest) = accept_with(&listener, SocketFlags::CLOEXEC) {
+            let host = host.clone();
+            // What a guest does wrong, it sees itself.
+            thread::spawn(move || host.serve(guest));
+        }
+    });
+}
+
+#[test]
+fn processes_share_an_address() {
+    if !is_there("ibv_rc_pingpong", "ibverbs-utils") || !is_there("rping", "rdmacm-utils") {
+        return;
+    }
+    let names = names("shared");
+    let path = names.0.join("node.sock");
+    hosted([127, 81, 4, 1].into(), &path, &names.0);
+    let at = [At::Node(&path); 2];
+    let to = "127.81.4.1";
+    run_all(&names, at, to, &PINGPONG[..2], 18660);
+    let words = format!("rping -a {to} -C 5 -v");
+    let both = ["-s", "-c"].map(|side| format!("{words} {side}"));
+    let [server, client] = both.each_ref().map(|words| words.split(' ').collect::<Vec<_>>());
+    pair(&names, at, &server, &client);
+    if is_there("ib_write_bw", "perftest") {
+        run_all(&names, at, to, &["ib_write_bw -x 0 -n 100", "ib_write_bw -R -n 100"], 18670);
+    }
+}

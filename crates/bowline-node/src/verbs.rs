@@ -1,0 +1,128 @@
+//! RDMA for programs that speak verbs: the node owns UDP port 4791 of the machine's addresses, and
+//! each program has a part of the numbers of queue pairs, in its own process.
+//!
+//! Nothing is opened before the first program asks. Addresses at which somebody else has the port
+//! are left out, among them those at which this node speaks RDS over RDMA.
+
+use std::{
+    fs, io,
+    net::IpAddr,
+    os::{
+        fd::OwnedFd,
+        unix::fs::{DirBuilderExt, PermissionsExt},
+    },
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+    thread,
+};
+
+use bowline_ctl::OwnedFile;
+use bowline_roce_driver::{FormerConnections, Host, SoftConfig, SoftDevice, machine_addrs};
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with,
+};
+
+use crate::namespaces::numbered;
+
+/// Programs that may wait to be welcomed.
+const BACKLOG: i32 = 64;
+
+/// Where programs of the node that serves at a place ask for RDMA.
+pub fn beside(place: &Path) -> PathBuf {
+    let name = numbered("verbs").unwrap_or_else(|| "verbs".to_owned());
+    place.with_file_name(name + ".sock")
+}
+
+/// The folder in which programs list their connections, which the node ends when they are killed;
+/// made if necessary. `None` where other users could change it.
+pub(crate) fn folder() -> Option<PathBuf> {
+    let user = rustix::process::geteuid().as_raw();
+    let folder = bowline_ctl::run_folder(&format!("roce-{user}"));
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder).ok()?;
+    bowline_ctl::refuse_unsafe_folder(&folder).ok()?;
+    Some(folder)
+}
+
+/// Where programs ask, before the node is confined.
+#[derive(Debug)]
+pub(crate) struct VerbsPlace {
+    listener: OwnedFd,
+    file: OwnedFile,
+}
+
+impl VerbsPlace {
+    /// Listens beside a place that is this node's, so that what is there is of a former one.
+    pub(crate) fn listen(place: &Path) -> io::Result<Self> {
+        let path = beside(place);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let listener =
+            socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        bind(&listener, &SocketAddrUnix::new(&path)?)?;
+        // Users who may not have RDMA get the reason as an answer.
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o666))?;
+        listen(&listener, BACKLOG)?;
+        Ok(Self { listener, file: OwnedFile::new(&path)? })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.file.path()
+    }
+
+    /// Serves programs as long as the process lives.
+    pub(crate) fn serve(self) -> io::Result<()> {
+        thread::Builder::new().name("verbs".to_owned()).spawn(move || serve(&self.listener))?;
+        Ok(())
+    }
+}
+
+/// The addresses, which are opened for the first program.
+type Opened = Mutex<Option<(Host, Arc<SoftDevice>)>>;
+
+fn serve(listener: &OwnedFd) {
+    let opened: Arc<Opened> = Arc::default();
+    loop {
+        let program = match accept_with(listener, SocketFlags::CLOEXEC) {
+            Ok(program) => program,
+            Err(error) => {
+                note!("programs get no RDMA any more: {error}");
+                return;
+            }
+        };
+        let opened = Arc::clone(&opened);
+        let served = thread::Builder::new().name("verbs-program".to_owned()).spawn(move || {
+            if let Err(error) = host(&opened).and_then(|host| host.serve(program)) {
+                note!("a program gets no RDMA: {error}");
+            }
+        });
+        if let Err(error) = served {
+            note!("a program gets no RDMA: {error}");
+        }
+    }
+}
+
+fn host(opened: &Opened) -> io::Result<Host> {
+    let mut opened = opened.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((host, _)) = &*opened {
+        return Ok(host.clone());
+    }
+    let addrs: Vec<(IpAddr, u32)> = machine_addrs();
+    let is_link_local =
+        |addr: &IpAddr| matches!(addr, IpAddr::V6(addr) if addr.is_unicast_link_local());
+    let config = SoftConfig {
+        addrs: addrs.iter().map(|(addr, _)| *addr).collect(),
+        links: addrs.into_iter().filter(|(addr, _)| is_link_local(addr)).collect(),
+        former_connections: folder().map_or(FormerConnections::Nowhere, FormerConnections::In),
+        ..SoftConfig::default()
+    };
+    let (host, device) = Host::open(config)?;
+    say!("RDMA for programs on {}", listed(&host.addrs()));
+    *opened = Some((host.clone(), device));
+    Ok(host)
+}
+
+fn listed(addrs: &[IpAddr]) -> String {
+    addrs.iter().map(IpAddr::to_string).collect::<Vec<_>>().join(", ")
+}

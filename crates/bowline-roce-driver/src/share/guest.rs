@@ -1,0 +1,170 @@
+//! A process that has a part of a host's addresses.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::thread;
+
+use bowline_base::Errno;
+use bowline_verbs::Error;
+use rustix::net::{
+    AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, connect, shutdown,
+    socket_with,
+};
+
+use super::message::{FORMAT, Message, Welcome};
+use super::{Others, Owner, owner};
+use crate::{EarlySockets, FormerConnections, SoftConfig, SoftDevice};
+
+/// What a process has been given, before its device is open.
+#[derive(Debug)]
+pub struct Joined {
+    host: Arc<OwnedFd>,
+    given: Welcome,
+    sockets: Vec<OwnedFd>,
+}
+
+/// A device among those of other processes.
+#[derive(Debug)]
+pub struct Guest {
+    host: Arc<OwnedFd>,
+    /// Answers to requests, which are made one at a time.
+    answers: Mutex<Receiver<i32>>,
+}
+
+#[derive(Debug)]
+struct Strays {
+    host: Arc<OwnedFd>,
+    part: u8,
+}
+
+impl Others for Strays {
+    /// The system merges packets of one peer for several processes now and then.
+    fn take(&self, from: SocketAddr, to: IpAddr, payload: &[u8]) -> bool {
+        let is_stray = owner(payload).is_some_and(|of| of != Owner::Part(self.part));
+        if is_stray {
+            // What is lost is sent again.
+            let _ = Message::Stray(from, to, payload.to_vec()).send_now(&*self.host);
+        }
+        is_stray
+    }
+}
+
+impl Joined {
+    /// Asks the host behind a socket for a part of its addresses.
+    ///
+    /// # Errors
+    /// `NotFound` and `ConnectionRefused` when there is no host; why it refuses.
+    pub fn at(path: &Path) -> io::Result<Self> {
+        let kind = SocketType::SEQPACKET;
+        let host = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?;
+        connect(&host, &SocketAddrUnix::new(path)?)?;
+        Message::Join(FORMAT).send(&host, &[])?;
+        match Message::receive(&host)? {
+            Some((Message::Welcome(given), sockets)) if given.addrs.len() == sockets.len() => {
+                Ok(Self { host: Arc::new(host), given, sockets })
+            }
+            Some((Message::Refused(errno, what), _)) => {
+                Err(Error::System { what, errno: Errno(errno) }.into())
+            }
+            _ => Err(io::ErrorKind::InvalidData.into()),
+        }
+    }
+
+    /// The addresses, with the interface of each that is link-local.
+    pub fn addrs(&self) -> &[(IpAddr, u32)] {
+        &self.given.addrs
+    }
+
+    /// Opens the device. `config` says all but its addresses.
+    ///
+    /// # Errors
+    /// Those of [`SoftDevice::open`].
+    pub fn open(self, config: SoftConfig) -> Result<(Guest, Arc<SoftDevice>), Error> {
+        let Self { host, given: Welcome { part, folder, addrs }, sockets } = self;
+        let former_connections = if folder.as_os_str().is_empty() {
+            FormerConnections::Nowhere
+        } else {
+            FormerConnections::In(folder)
+        };
+        let bound = addrs.iter().map(|(addr, _)| *addr).zip(sockets).collect();
+        let core = bowline_roce::Config { part: Some(part), ..config.core };
+        let config = SoftConfig {
+            links: addrs.iter().copied().filter(|(_, link)| *link != 0).collect(),
+            addrs: addrs.iter().map(|(addr, _)| *addr).collect(),
+            early_sockets: EarlySockets::bound(bound),
+            former_connections,
+            core,
+            ..config
+        };
+        let others = Strays { host: Arc::clone(&host), part };
+        let device = Arc::new(SoftDevice::open_among(config, Some(Arc::new(others)))?);
+        let (sender, answers) = channel();
+        let reader = (Arc::clone(&host), Arc::downgrade(&device));
+        thread::Builder::new()
+            .name("bowline-share".to_owned())
+            .spawn(move || read(&reader.0, &reader.1, &sender))
+            .map_err(|error| Error::System {
+                what: "starting a thread".to_owned(),
+                errno: Errno::of(&error),
+            })?;
+        Ok((Guest { host, answers: Mutex::new(answers) }, device))
+    }
+}
+
+/// Takes what the host sends, until it ends: with it, the device does.
+fn read(host: &OwnedFd, device: &Weak<SoftDevice>, answers: &Sender<i32>) {
+    while let Ok(Some((message, _))) = Message::receive(host) {
+        match message {
+            Message::Packet(from, to, payload) => {
+                let Some(device) = device.upgrade() else { return };
+                device.take_in_one(from, to, &payload);
+            }
+            Message::Answer(errno) => {
+                if answers.send(errno).is_err() {
+                    return;
+                }
+            }
+            _ => break,
+        }
+    }
+    if let Some(device) = device.upgrade() {
+        device.fail();
+    }
+}
+
+impl Drop for Guest {
+    /// The host takes the part back.
+    fn drop(&mut self) {
+        // A host that is gone has taken it.
+        let _ = shutdown(&self.host, Shutdown::Both);
+    }
+}
+
+impl Guest {
+    /// Has requests for a port come to this process.
+    ///
+    /// # Errors
+    /// [`Error::AddrInUse`]; [`Error::Closed`] when the host is gone.
+    pub fn listen(&self, at: SocketAddr) -> Result<(), Error> {
+        let answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        Message::Listen(at).send(&*self.host, &[]).map_err(|_| Error::Closed)?;
+        match answers.recv() {
+            Ok(0) => Ok(()),
+            Ok(errno) if errno == Errno::EADDRINUSE.0 => {
+                Err(Error::AddrInUse(format!("another process listens at RDMA port {at}")))
+            }
+            Ok(errno) => Err(Error::System { what: "listening".to_owned(), errno: Errno(errno) }),
+            Err(_) => Err(Error::Closed),
+        }
+    }
+
+    /// Lets another process have a port.
+    pub fn unlisten(&self, at: SocketAddr) {
+        // A host that is gone has no ports.
+        let _ = Message::Unlisten(at).send(&*self.host, &[]);
+    }
+}

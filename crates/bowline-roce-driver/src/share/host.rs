@@ -1,0 +1,332 @@
+//! The process that owns the addresses.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+
+use bowline_base::Errno;
+use bowline_verbs::Error;
+use rustix::net::sockopt::socket_peercred;
+use rustix::net::{RecvFlags, recv};
+
+use super::message::{ADDRS_MAX, FORMAT, Message, Welcome};
+use super::{Others, Owner, owner};
+use crate::connection_files::ConnectionFiles;
+use crate::udp::Endpoint;
+use crate::{EarlySockets, SoftConfig, SoftDevice, sys};
+
+/// Part of the host's own device.
+const OWN_PART: u8 = 0;
+/// Datagrams of a former guest that are removed from a socket before another one gets it.
+const LEFT_MAX: usize = 1 << 16;
+
+/// The sockets of one address, by part.
+#[derive(Debug)]
+struct Group {
+    addr: IpAddr,
+    link: u32,
+    sockets: Vec<OwnedFd>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    groups: Vec<Group>,
+    /// Guests, by part.
+    guests: HashMap<u8, Arc<OwnedFd>>,
+    /// Parts that have listeners.
+    listeners: HashMap<SocketAddr, u8>,
+    /// Part that the next guest gets if it is free: a number is used again as late as can be.
+    next: u8,
+}
+
+#[derive(Debug)]
+struct Inner {
+    state: Mutex<State>,
+    buffer: usize,
+    /// Folder in which guests list their connections.
+    folder: Option<PathBuf>,
+    device: OnceLock<Weak<SoftDevice>>,
+}
+
+/// A host of guests' devices.
+#[derive(Clone, Debug)]
+pub struct Host(Arc<Inner>);
+
+impl State {
+    /// Returns the guest that a datagram is for.
+    fn guest_for(&self, of: Owner, to: IpAddr) -> Option<&Arc<OwnedFd>> {
+        let part = match of {
+            Owner::Part(part) => part,
+            Owner::Listener(port) => {
+                // As the connection manager finds its own [CMA-6].
+                let (any_v4, any) = (IpAddr::from([0; 4]), IpAddr::from([0; 16]));
+                let all = if to.is_ipv4() { [to, any_v4, any] } else { [to, any, any] };
+                let at = |ip| SocketAddr::new(ip, port);
+                *all.iter().find_map(|ip| self.listeners.get(&at(*ip)))?
+            }
+        };
+        self.guests.get(&part)
+    }
+
+    /// Returns a part that no guest has.
+    fn free_part(&mut self) -> Option<u8> {
+        let all = (1..=u8::MAX).cycle().skip(usize::from(self.next.max(1)) - 1);
+        let part = all.take(u8::MAX.into()).find(|part| !self.guests.contains_key(part))?;
+        self.next = part.checked_add(1).unwrap_or(1);
+        Some(part)
+    }
+}
+
+impl Inner {
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes the sockets of a part, and has the system give it its packets.
+    fn prepare(&self, state: &mut State, part: u8) -> Result<(), Error> {
+        let number = usize::from(part);
+        for group in &mut state.groups {
+            while group.sockets.len() <= number {
+                let new = Endpoint::shared_socket(group.addr, group.link, self.buffer)?;
+                group.sockets.push(new);
+                // Of the whole group; its size grows by one at a time, as its sockets are numbered.
+                let count = group.sockets.len() as u32; // at most 256
+                let steered = group.sockets.first().map(|first| sys::steer(first.as_fd(), count));
+                if let Some(Err(errno)) = steered {
+                    group.sockets.pop();
+                    return Err(unsteered(errno));
+                }
+            }
+            if let Some(socket) = group.sockets.get(number) {
+                drain(socket);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn unsteered(errno: rustix::io::Errno) -> Error {
+    let errno = Errno(errno.raw_os_error());
+    Error::System { what: "steering packets to processes".to_owned(), errno }
+}
+
+/// Removes what a former guest has not read.
+fn drain(socket: &OwnedFd) {
+    let mut byte = [0_u8; 1];
+    for _ in 0..LEFT_MAX {
+        if recv(socket, &mut byte, RecvFlags::DONTWAIT | RecvFlags::TRUNC).is_err() {
+            break;
+        }
+    }
+}
+
+impl Others for Inner {
+    fn take(&self, from: SocketAddr, to: IpAddr, payload: &[u8]) -> bool {
+        let Some(owner) = owner(payload).filter(|owner| *owner != Owner::Part(OWN_PART)) else {
+            return false;
+        };
+        let Some(guest) = self.lock().guest_for(owner, to).map(Arc::clone) else { return false };
+        // One that does not read loses it, as in a network: peers send it again.
+        let _ = Message::Packet(from, to, payload.to_vec()).send_now(&*guest);
+        true
+    }
+}
+
+impl Host {
+    /// Opens the addresses of the settings for guests, and this process's own device on them. Those
+    /// at which somebody else has the port are left out.
+    ///
+    /// # Errors
+    /// Those of [`SoftDevice::open`]; [`Error::AddrInUse`] when no address is left.
+    pub fn open(config: SoftConfig) -> Result<(Self, Arc<SoftDevice>), Error> {
+        let link = |addr| config.links.iter().find(|(of, _)| *of == addr).map_or(0, |(_, at)| *at);
+        let groups = config.addrs.iter().take(ADDRS_MAX);
+        let groups: Vec<_> = groups
+            .map(|addr| Group { addr: *addr, link: link(*addr), sockets: Vec::new() })
+            .collect();
+        let inner = Arc::new(Inner {
+            state: Mutex::new(State { groups, ..State::default() }),
+            buffer: config.socket_buffer,
+            folder: config.former_connections.clone().folder(),
+            device: OnceLock::new(),
+        });
+        let mut state = inner.lock();
+        let mut in_use = Error::AddrNotAvailable;
+        let groups = std::mem::take(&mut state.groups);
+        for group in groups {
+            match Endpoint::shared_socket(group.addr, group.link, inner.buffer) {
+                Ok(socket) => {
+                    sys::steer(socket.as_fd(), 1).map_err(unsteered)?;
+                    state.groups.push(Group { sockets: vec![socket], ..group });
+                }
+                Err(error @ (Error::AddrInUse(_) | Error::AddrNotAvailable)) => in_use = error,
+                Err(error) => return Err(error),
+            }
+        }
+        if state.groups.is_empty() {
+            return Err(in_use);
+        }
+        let addrs = state.groups.iter().map(|group| group.addr).collect();
+        let sockets = part_sockets(&state, OWN_PART).map_err(|error| Error::System {
+            what: "a socket".to_owned(),
+            errno: Errno::of(&error),
+        })?;
+        drop(state);
+        let core = bowline_roce::Config { part: Some(OWN_PART), ..config.core };
+        let others: Arc<dyn Others> = Arc::<Inner>::clone(&inner);
+        let early_sockets = EarlySockets::bound(sockets);
+        let config = SoftConfig { addrs, early_sockets, core, ..config };
+        let device = Arc::new(SoftDevice::open_among(config, Some(others))?);
+        // The first one.
+        let _ = inner.device.set(Arc::downgrade(&device));
+        Ok((Self(inner), device))
+    }
+
+    /// The addresses that are shared.
+    pub fn addrs(&self) -> Vec<IpAddr> {
+        self.0.lock().groups.iter().map(|group| group.addr).collect()
+    }
+
+    /// Serves a process that has connected, by a socket of type `SOCK_SEQPACKET`, until it ends.
+    /// Returns why it was refused.
+    ///
+    /// # Errors
+    /// Those of the system, and of a process that is not this user's or says what is not to be
+    /// said.
+    pub fn serve(&self, guest: OwnedFd) -> io::Result<()> {
+        let guest = Arc::new(guest);
+        let refuse = |errno: Errno, why: &str| {
+            // One that is gone need not know.
+            let _ = Message::Refused(errno.0, why.to_owned()).send(&*guest, &[]);
+            Err(Error::System { what: why.to_owned(), errno }.into())
+        };
+        let who = socket_peercred(&*guest)?;
+        let own = rustix::process::geteuid();
+        if who.uid != own && !who.uid.is_root() {
+            return refuse(
+                Errno::EACCES,
+                "the RDMA addresses of this machine are shared among processes of one user, and the node \
+                 is another's: run `bowline run` as that user, or in a network namespace of your own",
+            );
+        }
+        match Message::receive(&*guest)? {
+            Some((Message::Join(FORMAT), _)) => {}
+            Some((Message::Join(_), _)) => {
+                return refuse(Errno::EPROTONOSUPPORT, "the node is of another version");
+            }
+            _ => return Err(io::ErrorKind::InvalidData.into()),
+        }
+        let part = match self.join(&guest) {
+            Ok(part) => part,
+            Err(error) => return refuse(error.errno(), &error.to_string()),
+        };
+        let ended = self.talk(part, &guest);
+        self.leave(part);
+        ended
+    }
+
+    /// Gives a guest a part.
+    fn join(&self, guest: &Arc<OwnedFd>) -> Result<u8, Error> {
+        let system = |errno: rustix::io::Errno| Error::System {
+            what: "welcoming a process".to_owned(),
+            errno: Errno(errno.raw_os_error()),
+        };
+        let mut state = self.0.lock();
+        let Some(part) = state.free_part() else {
+            return Err(Error::Limit(bowline_verbs::Resource::Processes));
+        };
+        self.0.prepare(&mut state, part)?;
+        let addrs = state.groups.iter().map(|group| (group.addr, group.link)).collect();
+        let folder = self.0.folder.as_ref().map(|folder| part_folder(folder, part));
+        // Where it cannot be made, peers of a guest that is killed notice later.
+        let folder = folder.filter(|folder| std::fs::create_dir_all(folder).is_ok());
+        let welcome = Welcome { part, folder: folder.unwrap_or_default(), addrs };
+        let sockets: Vec<_> =
+            state.groups.iter().filter_map(|group| group.sockets.get(usize::from(part))).collect();
+        let fds: Vec<_> = sockets.iter().map(|socket| socket.as_fd()).collect();
+        Message::Welcome(welcome).send(&**guest, &fds).map_err(system)?;
+        state.guests.insert(part, Arc::clone(guest));
+        Ok(part)
+    }
+
+    fn talk(&self, part: u8, guest: &OwnedFd) -> io::Result<()> {
+        while let Some((message, _)) = Message::receive(guest)? {
+            match message {
+                Message::Listen(at) => {
+                    let errno = self.listen(part, at);
+                    Message::Answer(errno).send(guest, &[])?;
+                }
+                Message::Unlisten(at) => {
+                    let mut state = self.0.lock();
+                    if state.listeners.get(&at) == Some(&part) {
+                        state.listeners.remove(&at);
+                    }
+                }
+                Message::Stray(from, to, payload) => {
+                    if !self.0.take(from, to, &payload)
+                        && let Some(device) = self.device()
+                    {
+                        device.take_in_one(from, to, &payload);
+                    }
+                }
+                _ => return Err(io::ErrorKind::InvalidData.into()),
+            }
+        }
+        Ok(())
+    }
+
+    fn device(&self) -> Option<Arc<SoftDevice>> {
+        self.0.device.get()?.upgrade()
+    }
+
+    /// Has requests for a port go to a guest; returns 0, or an errno.
+    fn listen(&self, part: u8, at: SocketAddr) -> i32 {
+        // The device's lock is taken first, as where it gives datagrams away.
+        let is_own = self.device().is_some_and(|device| device.listens(at));
+        let mut state = self.0.lock();
+        let is_taken = state.listeners.keys().any(|other| {
+            let is_any = other.ip().is_unspecified() || at.ip().is_unspecified();
+            other.port() == at.port() && (other.ip() == at.ip() || is_any)
+        });
+        if is_taken || is_own {
+            return Errno::EADDRINUSE.0;
+        }
+        state.listeners.insert(at, part);
+        0
+    }
+
+    /// Ends what a guest that is gone has left: its listeners, and its connections, which it ends at its
+    /// peers.
+    fn leave(&self, part: u8) {
+        let mut state = self.0.lock();
+        state.guests.remove(&part);
+        state.listeners.retain(|_, of| *of != part);
+        let names: Vec<_> = state.groups.iter().map(|group| (group.addr, group.link)).collect();
+        drop(state);
+        let Some(folder) = &self.0.folder else { return };
+        let files = ConnectionFiles::new(&part_folder(folder, part), &names);
+        let former = files.read().unwrap_or_default();
+        if let Some(device) = self.device() {
+            device.end_former(&former);
+        }
+        // It is written again by the next guest of this number.
+        let _ = files.write(&[]);
+    }
+}
+
+/// The folder of the files of a part.
+fn part_folder(folder: &Path, part: u8) -> PathBuf {
+    folder.join(format!("part-{part}"))
+}
+
+/// Copies of the sockets of a part.
+fn part_sockets(state: &State, part: u8) -> io::Result<Vec<(IpAddr, OwnedFd)>> {
+    let of = |group: &Group| {
+        let socket = group.sockets.get(usize::from(part)).ok_or(io::ErrorKind::NotFound)?;
+        Ok((group.addr, socket.try_clone()?))
+    };
+    state.groups.iter().map(of).collect()
+}

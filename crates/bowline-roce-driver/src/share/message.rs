@@ -1,0 +1,259 @@
+//! What host and guests say to each other: one datagram of a connected socket for each message.
+
+use std::ffi::OsStr;
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+
+/// Version of all messages.
+pub(super) const FORMAT: u8 = 1;
+/// Most addresses that are shared: a message carries their sockets.
+pub(super) const ADDRS_MAX: usize = 64;
+/// Longest message: a packet with its addresses.
+const MESSAGE_MAX: usize = 9 << 10;
+
+const JOIN: u8 = 1;
+const LISTEN: u8 = 2;
+const UNLISTEN: u8 = 3;
+const STRAY: u8 = 4;
+const WELCOME: u8 = 5;
+const REFUSED: u8 = 6;
+const ANSWER: u8 = 7;
+const PACKET: u8 = 8;
+
+/// A message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Message {
+    /// A guest wants a part.
+    Join(u8),
+    /// A guest wants to listen.
+    Listen(SocketAddr),
+    /// A guest listens no longer.
+    Unlisten(SocketAddr),
+    /// A guest has received what is not its own.
+    Stray(SocketAddr, IpAddr, Vec<u8>),
+    /// The guest has a part. The sockets of its addresses come along.
+    Welcome(Welcome),
+    /// The guest gets nothing, and why.
+    Refused(i32, String),
+    /// Errno of the last request, or 0.
+    Answer(i32),
+    /// A datagram for this guest.
+    Packet(SocketAddr, IpAddr, Vec<u8>),
+}
+
+/// What a guest is given.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Welcome {
+    pub(super) part: u8,
+    /// Where it lists its connections, which its host ends when it is gone; empty: nowhere.
+    pub(super) folder: PathBuf,
+    /// The addresses, each with its link.
+    pub(super) addrs: Vec<(IpAddr, u32)>,
+}
+
+fn put_ip(ip: IpAddr, out: &mut Vec<u8>) {
+    out.extend(match ip {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+        IpAddr::V6(ip) => ip.octets(),
+    });
+}
+
+fn put_at(at: SocketAddr, out: &mut Vec<u8>) {
+    put_ip(at.ip(), out);
+    out.extend(at.port().to_le_bytes());
+}
+
+fn take<'a, const N: usize>(bytes: &mut &'a [u8]) -> Option<&'a [u8; N]> {
+    let (first, rest) = bytes.split_first_chunk()?;
+    *bytes = rest;
+    Some(first)
+}
+
+fn take_ip(bytes: &mut &[u8]) -> Option<IpAddr> {
+    Some(IpAddr::V6(Ipv6Addr::from(*take::<16>(bytes)?)).to_canonical())
+}
+
+fn take_at(bytes: &mut &[u8]) -> Option<SocketAddr> {
+    Some(SocketAddr::new(take_ip(bytes)?, u16::from_le_bytes(*take(bytes)?)))
+}
+
+impl Message {
+    fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        let datagram = |kind, from: SocketAddr, to, payload: &[u8], out: &mut Vec<u8>| {
+            out.push(kind);
+            put_at(from, out);
+            put_ip(to, out);
+            out.extend_from_slice(payload);
+        };
+        match self {
+            Self::Join(format) => out.extend([JOIN, *format]),
+            Self::Listen(at) | Self::Unlisten(at) => {
+                out.push(if matches!(self, Self::Listen(_)) { LISTEN } else { UNLISTEN });
+                put_at(*at, &mut out);
+            }
+            Self::Stray(from, to, payload) => datagram(STRAY, *from, *to, payload, &mut out),
+            Self::Packet(from, to, payload) => datagram(PACKET, *from, *to, payload, &mut out),
+            Self::Welcome(Welcome { part, folder, addrs }) => {
+                let folder = folder.as_os_str().as_bytes();
+                out.extend([WELCOME, *part]);
+                out.extend((folder.len() as u16).to_le_bytes()); // a path is shorter
+                out.extend(folder);
+                for (addr, link) in addrs {
+                    put_ip(*addr, &mut out);
+                    out.extend(link.to_le_bytes());
+                }
+            }
+            Self::Refused(errno, why) => {
+                out.push(REFUSED);
+                out.extend(errno.to_le_bytes());
+                out.extend(why.as_bytes());
+            }
+            Self::Answer(errno) => {
+                out.push(ANSWER);
+                out.extend(errno.to_le_bytes());
+            }
+        }
+        out
+    }
+
+    /// Reads a message; `None` for bytes that are not a message.
+    pub(super) fn decode(mut bytes: &[u8]) -> Option<Self> {
+        let bytes = &mut bytes;
+        let [kind] = *take(bytes)?;
+        let message = match kind {
+            JOIN => Self::Join(take::<1>(bytes)?[0]),
+            LISTEN => Self::Listen(take_at(bytes)?),
+            UNLISTEN => Self::Unlisten(take_at(bytes)?),
+            STRAY | PACKET => {
+                let (from, to) = (take_at(bytes)?, take_ip(bytes)?);
+                let payload = std::mem::take(bytes).to_vec();
+                if kind == STRAY {
+                    Self::Stray(from, to, payload)
+                } else {
+                    Self::Packet(from, to, payload)
+                }
+            }
+            WELCOME => {
+                let part = take::<1>(bytes)?[0];
+                let len = u16::from_le_bytes(*take(bytes)?);
+                let (folder, rest) = bytes.split_at_checked(len.into())?;
+                *bytes = rest;
+                let folder = PathBuf::from(OsStr::from_bytes(folder));
+                let mut addrs = Vec::new();
+                while !bytes.is_empty() {
+                    addrs.push((take_ip(bytes)?, u32::from_le_bytes(*take(bytes)?)));
+                }
+                Self::Welcome(Welcome { part, folder, addrs })
+            }
+            REFUSED => {
+                let errno = i32::from_le_bytes(*take(bytes)?);
+                Self::Refused(errno, String::from_utf8_lossy(std::mem::take(bytes)).into_owned())
+            }
+            ANSWER => Self::Answer(i32::from_le_bytes(*take(bytes)?)),
+            _ => return None,
+        };
+        bytes.is_empty().then_some(message)
+    }
+
+    /// Sends the message, with descriptors for a welcome.
+    pub(super) fn send(&self, to: impl AsFd, fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
+        self.send_with(to, fds, SendFlags::NOSIGNAL)
+    }
+
+    /// Sends the message if there is room for it at once.
+    pub(super) fn send_now(&self, to: impl AsFd) -> Result<(), Errno> {
+        self.send_with(to, &[], SendFlags::NOSIGNAL | SendFlags::DONTWAIT)
+    }
+
+    fn send_with(
+        &self,
+        to: impl AsFd,
+        fds: &[BorrowedFd<'_>],
+        flags: SendFlags,
+    ) -> Result<(), Errno> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(ADDRS_MAX))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() {
+            control.push(SendAncillaryMessage::ScmRights(fds));
+        }
+        let bytes = self.encode();
+        loop {
+            match sendmsg(&to, &[IoSlice::new(&bytes)], &mut control, flags) {
+                Err(Errno::INTR) => {}
+                sent => return sent.map(drop),
+            }
+        }
+    }
+
+    /// Receives the next message and the descriptors that come with it; `None` at the end.
+    pub(super) fn receive(from: impl AsFd) -> Result<Option<(Self, Vec<OwnedFd>)>, Errno> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(ADDRS_MAX))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut bytes = vec![0; MESSAGE_MAX];
+        let received = loop {
+            let mut pieces = [IoSliceMut::new(&mut bytes)];
+            match recvmsg(&from, &mut pieces, &mut control, RecvFlags::CMSG_CLOEXEC) {
+                Err(Errno::INTR) => {}
+                Err(Errno::CONNRESET) => return Ok(None),
+                received => break received?,
+            }
+        };
+        if received.bytes == 0 {
+            return Ok(None);
+        }
+        let fds = control.drain().filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(fds) => Some(fds),
+            _ => None,
+        });
+        let fds = fds.flatten().collect();
+        let message = Self::decode(&bytes[..received.bytes]).ok_or(Errno::PROTO)?;
+        Ok(Some((message, fds)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_come_out_as_they_went_in() {
+        let at: SocketAddr = "10.0.0.1:77".parse().unwrap();
+        let six: SocketAddr = "[fe80::1]:9".parse().unwrap();
+        for message in [
+            Message::Join(3),
+            Message::Listen(at),
+            Message::Unlisten(six),
+            Message::Stray(six, at.ip(), vec![1, 2]),
+            Message::Welcome(Welcome {
+                part: 7,
+                folder: "/run/user".into(),
+                addrs: vec![(at.ip(), 0), (six.ip(), 5)],
+            }),
+            Message::Refused(13, "why".to_owned()),
+            Message::Answer(98),
+            Message::Packet(at, six.ip(), Vec::new()),
+        ] {
+            let bytes = message.encode();
+            assert_eq!(Message::decode(&bytes), Some(message.clone()));
+            for len in 0..bytes.len() {
+                // A part of it is no message, unless what is cut off is data.
+                if let Some(part) = Message::decode(&bytes[..len]) {
+                    assert_ne!(part, message);
+                }
+            }
+        }
+        assert_eq!(Message::decode(&[0]), None);
+        assert_eq!(Message::decode(&[ANSWER, 0, 0, 0, 0, 0]), None, "it ends later");
+    }
+}

@@ -1,0 +1,155 @@
+//! Several devices of one address, as of several processes: a host, and guests.
+
+mod common;
+
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bowline_roce_driver::{FormerConnections, Guest, Host, Joined, SoftConfig, SoftDevice};
+use bowline_verbs::{CmEvent, Device, Error, SendOp};
+use common::{PATIENCE, connect_to, ip, open, unconnected};
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with,
+};
+
+/// A host, where guests find it, and its folder, which is removed at the end.
+struct Hosted {
+    addr: IpAddr,
+    path: PathBuf,
+    folder: PathBuf,
+    device: Arc<SoftDevice>,
+}
+
+impl Drop for Hosted {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+fn listener(path: &Path) -> OwnedFd {
+    let kind = SocketType::SEQPACKET;
+    let socket = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
+    bind(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
+    listen(&socket, 8).unwrap();
+    socket
+}
+
+fn hosted(addr: IpAddr) -> Hosted {
+    let folder = std::env::temp_dir().join(format!("bowline-parts-{}-{addr}", std::process::id()));
+    std::fs::create_dir(&folder).unwrap();
+    let path = folder.join("rdma.sock");
+    let socket = listener(&path);
+    let former_connections = FormerConnections::In(folder.clone());
+    let config = SoftConfig { addrs: vec![addr], former_connections, ..SoftConfig::default() };
+    let (host, device) = Host::open(config).unwrap();
+    thread::spawn(move || {
+        while let Ok(guest) = accept_with(&socket, SocketFlags::CLOEXEC) {
+            let host = host.clone();
+            // What a guest does wrong, it sees itself.
+            thread::spawn(move || host.serve(guest));
+        }
+    });
+    Hosted { addr, path, folder, device }
+}
+
+impl Hosted {
+    fn guest(&self) -> (Guest, Arc<SoftDevice>) {
+        Joined::at(&self.path).unwrap().open(SoftConfig::default()).unwrap()
+    }
+
+    fn at(&self, port: u16) -> SocketAddr {
+        SocketAddr::new(self.addr, port)
+    }
+}
+
+#[test]
+fn every_part_connects_with_every_other_and_with_strangers() {
+    let hosted = hosted(ip(60, 1));
+    let (one, first) = hosted.guest();
+    let (two, second) = hosted.guest();
+    let stranger = open(ip(60, 2));
+    let clients = [&first, &second, &hosted.device, &stranger];
+    let mut ports = 7000..;
+    for (server, guest) in [(&first, Some(&one)), (&second, Some(&two)), (&hosted.device, None)] {
+        for client in clients.iter().filter(|client| !Arc::ptr_eq(client, server)) {
+            let port = ports.next().unwrap();
+            if let Some(guest) = guest {
+                guest.listen(hosted.at(port)).unwrap();
+            }
+            let (near, far) = connect_to(client, server, 65536, port);
+            near.post(1, SendOp::Write(far.remote(0)), 0, 60000);
+            near.done(1);
+            far.post(2, SendOp::Read(near.remote(0)), 0, 60000);
+            far.done(2);
+            client.disconnect(near.id).unwrap();
+            for side in [&near, &far] {
+                let event = side.dev.cm_event(PATIENCE).unwrap();
+                assert!(matches!(event, CmEvent::Disconnected { .. }), "{event:?}");
+            }
+            for side in [&near, &far] {
+                side.dev.destroy_id(side.id).unwrap();
+            }
+        }
+    }
+}
+
+#[test]
+fn a_port_is_of_one_part() {
+    let hosted = hosted(ip(60, 3));
+    let ((one, _first), (two, _second)) = (hosted.guest(), hosted.guest());
+    hosted.device.listen(hosted.at(7000)).unwrap();
+    assert!(matches!(one.listen(hosted.at(7000)), Err(Error::AddrInUse(_))), "the host's");
+    one.listen(hosted.at(7001)).unwrap();
+    assert!(matches!(two.listen(hosted.at(7001)), Err(Error::AddrInUse(_))));
+    let any = SocketAddr::from(([0; 4], 7001));
+    assert!(matches!(two.listen(any), Err(Error::AddrInUse(_))));
+    let any = SocketAddr::from(([0; 16], 7001));
+    assert!(matches!(two.listen(any), Err(Error::AddrInUse(_))), "of both families");
+    two.unlisten(hosted.at(7001));
+    assert!(matches!(two.listen(hosted.at(7001)), Err(Error::AddrInUse(_))), "another's stays");
+    one.unlisten(hosted.at(7001));
+    two.listen(any).unwrap();
+    drop(two);
+    let begun = Instant::now();
+    while one.listen(hosted.at(7001)).is_err() {
+        assert!(begun.elapsed() < PATIENCE, "one that is gone has no ports");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_guest_that_is_gone_leaves_nothing_to_its_peers() {
+    let hosted = hosted(ip(60, 4));
+    let (one, first) = hosted.guest();
+    let stranger = open(ip(60, 5));
+    one.listen(hosted.at(7000)).unwrap();
+    let sides = connect_to(&stranger, &first, 4096, 7000);
+    // As if killed: its device says nothing any more.
+    first.cut(hosted.addr, None, true);
+    drop(one);
+    let event = stranger.cm_event(PATIENCE).unwrap();
+    assert!(matches!(event, CmEvent::Disconnected { .. }) && event.id() == sides.0.id, "{event:?}");
+    // Its calls fail, as of a card that was pulled out.
+    let begun = Instant::now();
+    while first.alloc_pd().is_ok() {
+        assert!(begun.elapsed() < PATIENCE);
+    }
+    assert_eq!(first.alloc_pd(), Err(Error::Closed));
+}
+
+#[test]
+fn parts_are_given_again_and_not_at_once() {
+    let hosted = hosted(ip(60, 6));
+    let qpn = |device: &Arc<SoftDevice>| unconnected(device, 4096).qp.0;
+    let (one, first) = hosted.guest();
+    let was = qpn(&first) >> 16;
+    assert_ne!(was, 0, "the host's own");
+    drop((one, first));
+    let (_two, second) = hosted.guest();
+    assert_ne!(qpn(&second) >> 16, was);
+    assert_eq!(qpn(&hosted.device) >> 16, 0);
+}
