@@ -383,7 +383,7 @@ impl<D> Core<D> {
         match validated {
             Ok(true) => {
                 let timeout = self.config.io_timeout.map(|after| now + after);
-                device.waiting.push_back(self.queue.admit(request, timeout));
+                device.waiting.push_back(self.queue.admit(request, timeout, &device.seen));
                 self.queue.waiting += 1;
             }
             Ok(false) => self.queue.refuse(request.done, 0, Some(&mut device.seen)),

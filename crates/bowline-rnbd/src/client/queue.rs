@@ -45,6 +45,11 @@ struct Parent<D> {
     redo: bool,
     /// Index of the device, once a piece was sent that changes stored data.
     sent_to: Option<u32>,
+    /// A piece was sent whose change may stay in the server's cache.
+    cached: bool,
+    /// Number of changes of the device that were cached when it was submitted: a flush makes these
+    /// durable.
+    covers: u64,
     generation: u32,
     /// When it was submitted.
     since: Instant,
@@ -128,7 +133,12 @@ impl<D> Queue<D> {
     }
 
     /// Accepts a request. The caller queues the returned fragment in its device.
-    pub(super) fn admit(&mut self, request: DiskRequest<D>, timeout: Option<Instant>) -> Fragment {
+    pub(super) fn admit(
+        &mut self,
+        request: DiskRequest<D>,
+        timeout: Option<Instant>,
+        seen: &Seen,
+    ) -> Fragment {
         let DiskRequest { op, offset, len, fua, nounmap, mem, done } = request;
         let request = DiskRequest { op, offset, len, fua, nounmap, mem, done: () };
         self.generations = self.generations.wrapping_add(1);
@@ -143,6 +153,8 @@ impl<D> Queue<D> {
             begun: false,
             redo: false,
             sent_to: None,
+            cached: false,
+            covers: seen.cached,
             generation,
             since: self.now,
         };
@@ -219,6 +231,10 @@ impl<D> Queue<D> {
         if let Some(seen) = seen {
             if entry.errno == 0 {
                 seen.took(entry.request.op, self.now.saturating_since(entry.since));
+                seen.cached += u64::from(entry.cached);
+                if entry.request.op == IoOp::Flush {
+                    seen.flushed = seen.flushed.max(entry.covers);
+                }
             }
             count(&mut seen.stats, &entry.request, entry.errno);
         }
@@ -387,6 +403,7 @@ impl<D> Queue<D> {
             // Decided by the server's present limits, which may have changed since the request was
             // submitted.
             let durable = limits.write_cache && (request.fua || device.write_through);
+            entry.cached |= limits.write_cache && !durable && piece.op.changes();
             let fua = durable && limits.fua;
             entry.flush_after |= durable && piece.op.changes() && !(fua && piece.op == IoOp::Write);
             let io = message(*wire_id, &piece, fua, request.nounmap);
