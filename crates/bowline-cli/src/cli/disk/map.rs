@@ -17,7 +17,8 @@ use bowline_node::{
     disks::{
         DeviceConfig, DiskFrontEnds, ENDING_PATIENCE, FREE_POLL, FREE_WAIT, FailingDisks,
         FrontEndConfig, HandedFrontEnds, Heir, MapConfig, Mapping, Predecessor, Route, Service,
-        Unserved, client_classes, map_patiently, refused, report_all, unmap_all, watch,
+        Unserved, client_classes, map_patiently, refused, report_all, say_what_is_cut_off,
+        unmap_all, watch,
     },
     log::Duty,
     metrics, namespaces,
@@ -57,7 +58,7 @@ const ANSWER_POLL: Duration = Duration::from_millis(1);
                   Paths that are lost or back are logged on standard error. Ends with SIGINT or SIGTERM, or when no \
                   disk has been mapped for a second. At the end it names the processes that it cuts off, answers \
                   what they have asked for (within 5 s) and flushes what was written; a second signal ends it at \
-                  once. Exit status 1: not all of that was possible. Unmount file systems on the disks first, or data that was not \
+                  once, and it says what was not flushed. Exit status 1: not all of that was possible. Unmount file systems on the disks first, or data that was not \
                   written back is lost."
 )]
 pub(super) struct Args {
@@ -296,7 +297,10 @@ impl Mapped<'_> {
             report_all(&notices);
             paths.report(why);
             match ended {
-                Ended::Here => unserved = front_ends.finish(),
+                Ended::Here => {
+                    say_what_is_cut_off(&front_ends, stop);
+                    unserved = front_ends.finish();
+                }
                 // An unmap in progress may wait for a lost session.
                 Ended::Handed(..) => front_ends.fail_fast(),
             }
@@ -319,11 +323,7 @@ impl Mapped<'_> {
         }
         drop(predecessor);
         let ended = result?;
-        if unserved.is_nothing() {
-            Ok(ended)
-        } else {
-            Err(Failure::failed("not everything was served"))
-        }
+        unserved.outcome().map(|()| ended)
     }
 
     /// Hands the front ends over if another process asks for them and may have them.
