@@ -133,6 +133,9 @@ pub(super) fn unflushed(disks: &[Arc<Disk>], is_inherited: bool) -> Vec<String> 
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Unserved {
     lines: Vec<String>,
+    /// Disks that machines have, which outlive this process: they keep what fails here for the next
+    /// one, and flush by themselves what they have written.
+    machines: Vec<String>,
 }
 
 impl Extend<String> for Unserved {
@@ -161,13 +164,16 @@ impl Unserved {
         }
     }
 
+    /// Returns nothing yet, of an end with these disks that machines have.
+    pub(super) fn with_machines(machines: Vec<String>) -> Self {
+        Self { lines: Vec::new(), machines }
+    }
+
     /// Makes requests fail that wait for a server that is not connected, and waits until none is in
-    /// flight, at most until `end`. What fails of disks that machines have does not count: machines
-    /// keep it for the next process.
+    /// flight, at most until `end`. What fails of disks that machines have does not count.
     pub(super) fn finish(
         &mut self,
         disks: &[Arc<Disk>],
-        machines: &[String],
         end: Instant,
         is_in_use: impl Fn() -> bool,
     ) {
@@ -198,7 +204,7 @@ impl Unserved {
                 self.lines.push(format!("{name}: requests not answered in time: {count}"));
             }
             let failed = errors(disk).saturating_sub(before);
-            if failed > 0 && !machines.iter().any(|disk| disk == name) {
+            if failed > 0 && !self.machines.iter().any(|disk| disk == name) {
                 self.lines.push(format!("{name}: requests that failed at the end: {failed}"));
             }
         }
@@ -218,8 +224,14 @@ impl Unserved {
             let Some(info) = unflushed_info(disk, is_inherited) else { continue };
             let name = disk.local_name();
             if info.state != State::Open {
-                let why = "its server is not connected";
-                self.lines.push(format!("{name}: what was written was not made durable: {why}"));
+                let line = format!(
+                    "{name}: what was written was not made durable: its server is not connected"
+                );
+                if self.machines.iter().any(|disk| disk == name) {
+                    note!("{line}; its machine has yet to flush it");
+                } else {
+                    self.lines.push(line);
+                }
                 continue;
             }
             let (sender, flushed) = (sender.clone(), Arc::clone(disk));

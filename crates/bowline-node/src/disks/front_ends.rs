@@ -563,10 +563,10 @@ impl DiskFrontEnds {
             }
         }
         drop(state);
-        let mut unserved = Unserved::default();
+        let mut unserved = Unserved::with_machines(machines);
         let is_in_use = || self.lock().open().any(|(_, front_ends)| front_ends.is_finishing());
         let end = Instant::now() + FINISH_PATIENCE;
-        unserved.finish(&self.client.disks(), &machines, end, is_in_use);
+        unserved.finish(&self.client.disks(), end, is_in_use);
         unserved
     }
 
