@@ -407,6 +407,31 @@ fn a_local_resize_is_reported_and_kept() {
 }
 
 #[test]
+fn a_probe_is_sent_beyond_the_end_and_counted_nowhere() {
+    // tests [NB-73]
+    let mut rig = Rig::new(Config::default(), 1);
+    let dev = rig.mapped("a", 0, &DISK);
+    let probe = |rig: &mut Rig, offset, done| {
+        let (op, mem) = (IoOp::Read, Some((7, 0)));
+        let request = DiskRequest { op, offset, len: 512, fua: false, nounmap: false, mem, done };
+        rig.core.probe(rig.now, dev, request);
+        rig.pump();
+    };
+    for (done, answer) in [(1, -5), (2, 0)] {
+        probe(&mut rig, 2 << 20, done);
+        let io = rig.wire(0);
+        assert_eq!((io.op, io.sector, io.len), (wire::OP_READ, 4096, 512));
+        rig.answer(answer);
+        assert_eq!(rig.done(), [(done, answer)]);
+    }
+    let info = rig.core.info(dev).unwrap();
+    assert_eq!((info.stats, info.failures), Default::default());
+    rig.core.link_down(rig.now);
+    probe(&mut rig, 0, 3);
+    assert_eq!(rig.done(), [(3, -5)]);
+}
+
+#[test]
 fn changes_are_unflushed_until_a_flush_that_was_sent_after_them_succeeds() {
     let mut rig = Rig::new(Config::default(), 8);
     let dev = rig.mapped("a", 0, &DISK);
