@@ -39,6 +39,8 @@ pub(super) struct Users {
     clients: Vec<(String, String, u32)>,
     /// Files of disks that are open.
     files: Vec<(String, PathBuf)>,
+    /// Block devices that are in use: the kernel does not tell by whom.
+    devices: Vec<PathBuf>,
 }
 
 impl Users {
@@ -57,6 +59,11 @@ impl Users {
         if let Some(mount) = front_ends.fuse.as_ref().filter(|mount| mount.opens() > 0) {
             self.files.push((disk.to_owned(), mount.dir().join(disk)));
         }
+    }
+
+    /// Adds the users of a block device.
+    pub(super) fn add_device(&mut self, device: &Path) {
+        self.devices.push(device.to_owned());
     }
 
     /// Returns a text for each user of a disk: the name of its process and its id, as far as the
@@ -87,6 +94,22 @@ impl Users {
         for (disk, user) in self.texts() {
             note!("{disk}: cuts off {user}");
         }
+    }
+
+    /// Says in one line who uses the disks, as a reason for not changing them.
+    pub(super) fn line(&self) -> String {
+        let mut all: Vec<String> = self.texts().into_iter().map(|(_, text)| text).collect();
+        let files = self.files.iter().map(|(_, file)| file);
+        let hidden = files.filter(|file| {
+            let place = format!("file {}", file.display());
+            !all.iter().any(|text| text.ends_with(&place))
+        });
+        let hidden: Vec<String> =
+            hidden.map(|file| format!("a program at file {}", file.display())).collect();
+        all.extend(hidden);
+        let devices = self.devices.iter();
+        all.extend(devices.map(|path| format!("a program or a mount at {}", path.display())));
+        all.join(", ")
     }
 }
 

@@ -19,7 +19,7 @@ use bowline_block::{
         vhost_user::{self, VhostUserOptions, VhostUserServer},
     },
 };
-use bowline_ctl::{Errno, fusefs};
+use bowline_ctl::{Errno, Refused, fusefs};
 use bowline_rnbd_driver::{
     client::{Client, Disk, MapOptions},
     tree::{DiskInfo, Disks, MapSpec},
@@ -169,6 +169,17 @@ impl FrontEnds {
     /// virtual machines, which wait for another process that serves them.
     fn detach(&self) {
         self.vhost_user.iter().for_each(VhostUserServer::detach);
+    }
+
+    /// Adds the users of a disk, the one of its block device included.
+    fn add_users(&self, disk: &str, users: &mut Users) {
+        users.add(disk, self);
+        if let Some(ublk) = &self.ublk {
+            if !ublk.disable_if_unused() {
+                users.add_device(ublk.path());
+            }
+            ublk.enable();
+        }
     }
 
     /// Takes no more changes, at the end of the process: what was begun is answered.
@@ -773,8 +784,43 @@ impl Disks for DiskFrontEnds {
         unmapped
     }
 
-    fn resize(&self, disk: &str, sectors: u64) -> Result<(), Errno> {
-        Disks::resize(&*self.client, disk, sectors)
+    /// A disk that is in use does not become smaller, unless `force` is given: its users would lose
+    /// what they have behind the new end [NB-73].
+    fn resize(&self, disk: &str, sectors: u64, force: bool) -> Result<(), Refused> {
+        let mapped = self.client.disk(disk).ok_or(Errno::ENODEV)?;
+        let resize = || Disks::resize(&*self.client, disk, sectors, force);
+        let is_open =
+            mapped.info().is_some_and(|info| info.state == bowline_rnbd::client::State::Open);
+        if force || !is_open || sectors.saturating_mul(512) >= mapped.limits().bytes {
+            return resize();
+        }
+        let end = Instant::now() + CLOSE_GRACE;
+        loop {
+            let state = self.lock();
+            if state.closed {
+                return Err(unmapping().errno.into());
+            }
+            let front_ends = match state.front_states.get(disk) {
+                Some(FrontState::Open(front_ends)) => Some(front_ends),
+                Some(FrontState::Opening) => None,
+                Some(FrontState::Closing) | None => return resize(),
+            };
+            if let Some(front_ends) = front_ends.filter(|all| all.disable_if_unused()) {
+                // With the lock held, so that nobody else disables or enables them.
+                let resized = resize();
+                front_ends.enable();
+                return resized;
+            }
+            if Instant::now() >= end {
+                let mut users = Users::default();
+                front_ends.into_iter().for_each(|all| all.add_users(disk, &mut users));
+                drop(state);
+                let why = format!("the disk is in use: {}", users.line());
+                return Err(Refused { errno: Errno::EBUSY, why: Some(why) });
+            }
+            drop(state);
+            thread::sleep(POLL_INTERVAL);
+        }
     }
 
     fn remap(&self, disk: &str) -> Result<(), Errno> {
