@@ -788,11 +788,11 @@ impl Disks for DiskFrontEnds {
     /// what they have behind the new end [NB-73].
     fn resize(&self, disk: &str, sectors: u64, force: bool) -> Result<(), Refused> {
         let mapped = self.client.disk(disk).ok_or(Errno::ENODEV)?;
-        let resize = || Disks::resize(&*self.client, disk, sectors, force);
         let is_open =
             mapped.info().is_some_and(|info| info.state == bowline_rnbd::client::State::Open);
-        if force || !is_open || sectors.saturating_mul(512) >= mapped.limits().bytes {
-            return resize();
+        let bytes = sectors.saturating_mul(512);
+        if force || !is_open || bytes >= mapped.limits().bytes {
+            return Disks::resize(&*self.client, disk, sectors, force);
         }
         let end = Instant::now() + CLOSE_GRACE;
         loop {
@@ -803,19 +803,23 @@ impl Disks for DiskFrontEnds {
             let front_ends = match state.front_states.get(disk) {
                 Some(FrontState::Open(front_ends)) => Some(front_ends),
                 Some(FrontState::Opening) => None,
-                Some(FrontState::Closing) | None => return resize(),
+                Some(FrontState::Closing) | None => return Ok(mapped.resize(bytes)?),
             };
             if let Some(front_ends) = front_ends.filter(|all| all.disable_if_unused()) {
-                // With the lock held, so that nobody else disables or enables them.
-                let resized = resize();
+                // With the lock held, so that nobody else disables or enables them; nothing is sent.
+                let resized = mapped.resize(bytes);
                 front_ends.enable();
-                return resized;
+                return Ok(resized?);
             }
             if Instant::now() >= end {
-                let mut users = Users::default();
-                front_ends.into_iter().for_each(|all| all.add_users(disk, &mut users));
-                drop(state);
-                let why = format!("the disk is in use: {}", users.line());
+                let why = if let Some(front_ends) = front_ends {
+                    let mut users = Users::default();
+                    front_ends.add_users(disk, &mut users);
+                    drop(state);
+                    format!("the disk is in use: {}", users.line())
+                } else {
+                    "front ends of the disk are being opened".to_owned()
+                };
                 return Err(Refused { errno: Errno::EBUSY, why: Some(why) });
             }
             drop(state);
