@@ -682,9 +682,9 @@ mod tests {
     /// A command that waits until the test releases it.
     struct Slow(Mutex<std::sync::mpsc::Receiver<()>>);
 
-    impl crate::Node for Slow {
-        fn attrs(&self) -> &'static [crate::AttrDef] {
-            const { &[crate::AttrDef { name: "go", mode: 0o200 }] }
+    impl Node for Slow {
+        fn attrs(&self) -> &'static [AttrDef] {
+            const { &[AttrDef { name: "go", mode: 0o200 }] }
         }
 
         fn write(&self, _: &str, _: &str) -> Result<(), Errno> {
@@ -861,9 +861,9 @@ mod tests {
     /// A command that finds out who has left: it ends when its caller has.
     struct Patient(Mutex<Sender<()>>);
 
-    impl crate::Node for Patient {
-        fn attrs(&self) -> &'static [crate::AttrDef] {
-            const { &[crate::AttrDef { name: "ask", mode: 0o200 }] }
+    impl Node for Patient {
+        fn attrs(&self) -> &'static [AttrDef] {
+            const { &[AttrDef { name: "ask", mode: 0o200 }] }
         }
 
         fn call(&self, _: &str, value: &str, caller: &Caller) -> Result<Option<Value>, Errno> {
