@@ -67,8 +67,8 @@ impl Users {
     }
 
     /// Returns a text for each user of a disk: the name of its process and its id, as far as the
-    /// system tells, and where it uses the disk. It looks at the descriptors of all processes, once,
-    /// which takes a while: nothing should wait for it under a lock.
+    /// system tells, and where it uses the disk. It looks once at the descriptors of all processes,
+    /// which takes a while: no lock should be held over it.
     pub(super) fn texts(&self) -> Vec<(String, String)> {
         let files: Vec<&Path> = self.files.iter().map(|(_, file)| file.as_path()).collect();
         let holders = holders(Path::new("/proc"), &files);

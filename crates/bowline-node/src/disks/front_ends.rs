@@ -806,7 +806,7 @@ impl Disks for DiskFrontEnds {
                 Some(FrontState::Closing) | None => return Ok(mapped.resize(bytes)?),
             };
             if let Some(front_ends) = front_ends.filter(|all| all.disable_if_unused()) {
-                // With the lock held, so that nobody else disables or enables them; nothing is sent.
+                // With the lock held, so that nobody else disables or enables them.
                 let resized = mapped.resize(bytes);
                 front_ends.enable();
                 return Ok(resized?);

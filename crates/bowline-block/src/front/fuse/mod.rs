@@ -358,8 +358,7 @@ impl Mount {
     }
 
     /// Refuses changes with EIO from now on, and opens of the file; changes that were begun are
-    /// answered. After an end with the last flush in it, nobody believes a later write to be
-    /// stored.
+    /// answered. For the end of a process, so that no change is answered after its last flush.
     pub fn finish(&self) {
         self.file.users().disabled = true;
         self.file.bytes.end_changes();
