@@ -500,6 +500,44 @@ fn who_truncates_the_file_takes_nothing_from_those_who_read() {
     });
 }
 
+#[test]
+fn a_mount_that_finishes_takes_no_more_changes() {
+    let Some(mounted) = mount("finishes", 1 << 20, FuseOptions::default()) else { return };
+    let file = File::options().read(true).write(true).open(&mounted.file).expect("opened");
+    let mount = mounted.mount.as_ref().expect("mounted");
+    let written = AtomicU64::new(0);
+    let errno = std::thread::scope(|threads| {
+        let writer = threads.spawn(|| {
+            loop {
+                match file.write_at(&[7; 4096], 0) {
+                    Ok(_) => written.fetch_add(1, Ordering::SeqCst),
+                    Err(error) => return error.raw_os_error(),
+                };
+            }
+        });
+        while written.load(Ordering::SeqCst) < 10 {
+            std::thread::yield_now();
+        }
+        mount.finish();
+        while !mount.is_unchanging() {
+            std::thread::yield_now();
+        }
+        writer.join().expect("it ends")
+    });
+    assert_eq!(errno, Some(libc::EIO));
+    // Parts of blocks take memory, which is free again after a refusal.
+    for n in 0..10_000 {
+        let error = file.write_at(&[1; 700], n % 100).expect_err("refused");
+        assert_eq!(error.raw_os_error(), Some(libc::EIO));
+    }
+    file.sync_data().expect("flushed");
+    let mut out = [0; 4096];
+    file.read_exact_at(&mut out, 0).expect("read");
+    assert_eq!(out, [7; 4096]);
+    let error = File::open(&mounted.file).expect_err("no more opens");
+    assert_eq!(error.raw_os_error(), Some(libc::ENODEV));
+}
+
 /// Ends the threads that check this flag, also when the test fails, which would hang otherwise.
 struct Stop<'a>(&'a AtomicBool);
 

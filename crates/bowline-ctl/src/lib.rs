@@ -68,7 +68,7 @@ pub use socket::{
     Answer, Client, Op, Server, Successor, ask_to_replace, create_folder_of, folder, folders,
 };
 pub use sys::Sys;
-pub use tree::{AttrDef, Caller, Dir, Entry, Found, Kind, Node, Tree};
+pub use tree::{AttrDef, Caller, Dir, Entry, Found, Kind, Node, Refused, Tree};
 pub use value::Value;
 
 /// Compiles the example of the README.

@@ -43,7 +43,7 @@ use crate::{
     Acceptor, Caller, ClientConnection, ClientHandler, ConnectionLimits, Errno, Json, OwnedFile,
     Tree, Value, is_socket,
     listen::{SYSTEM_RUN_DIR, folder_of, refuse_unsafe_folder, run_folder},
-    tree::{Entry, Kind},
+    tree::{Entry, Kind, Refused},
 };
 
 /// Name of the folder of control sockets.
@@ -399,7 +399,7 @@ fn answer(line: &str, tree: &Tree, caller: &Caller) -> Json {
     };
     match result {
         Ok(value) => Json::Object(vec![("ok".to_owned(), value)]),
-        Err(errno) => failed(errno, &errno.strerror()),
+        Err(errno) => failed(errno, &caller.take_explanation().unwrap_or_else(|| errno.strerror())),
     }
 }
 
@@ -496,6 +496,15 @@ impl Client {
     /// invalid (`InvalidData`), as that of a server with another protocol. Inner: the server's
     /// errno.
     pub fn ask(&mut self, op: Op<'_>, path: &str) -> io::Result<Answer> {
+        Ok(self.ask_why(op, path)?.map_err(|refused| refused.errno))
+    }
+
+    /// As [`ask`](Self::ask); the inner error has the server's explanation, if there is one.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`ask`](Self::ask).
+    pub fn ask_why(&mut self, op: Op<'_>, path: &str) -> io::Result<Result<Json, Refused>> {
         let name = match op {
             Op::Read => "read",
             Op::Text => "text",
@@ -505,7 +514,13 @@ impl Client {
         };
         let value = if let Op::Write(value) = op { Some(value) } else { None };
         self.send(name, path, value)?;
-        result(self.receive()?)
+        let answer = self.receive()?;
+        let text = answer.member("error").and_then(Json::as_str).map(str::to_owned);
+        let refused = |errno: Errno| {
+            let why = text.filter(|text| *text != errno.strerror());
+            Refused { errno, why }
+        };
+        Ok(result(answer)?.map_err(refused))
     }
 
     fn send(&mut self, op: &str, path: &str, value: Option<&str>) -> io::Result<()> {
@@ -551,7 +566,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
-    use crate::{Errno, tree::tests::toy_tree};
+    use crate::{AttrDef, Errno, Node, tree::tests::toy_tree};
 
     fn place(name: &str) -> PathBuf {
         std::env::temp_dir().join(format!("bowline-ctl-{}-{name}", std::process::id())).join("s")
@@ -577,6 +592,34 @@ mod tests {
         assert!(ask(Op::Dump, "/").unwrap().to_string().contains(r#""link":"../devices/toy0""#));
         drop(server);
         assert!(!path.exists());
+        fs::remove_dir(path.parent().unwrap()).unwrap();
+    }
+
+    struct Explains;
+
+    impl Node for Explains {
+        fn attrs(&self) -> &'static [AttrDef] {
+            &[AttrDef { name: "set", mode: 0o200 }]
+        }
+
+        fn call(&self, _: &str, value: &str, caller: &Caller) -> Result<Option<Value>, Errno> {
+            if value == "why" {
+                caller.explain("it has a reason".to_owned());
+            }
+            Err(Errno::EBUSY)
+        }
+    }
+
+    #[test]
+    fn a_command_that_fails_may_explain_why() {
+        let path = place("why");
+        let server = Server::start(&path, Tree::new(Arc::new(Explains))).unwrap();
+        let mut client = Client::connect(server.path()).unwrap();
+        for (value, why) in [("why", Some("it has a reason")), ("", None)] {
+            let refused = client.ask_why(Op::Write(value), "/set").unwrap().unwrap_err();
+            assert_eq!((refused.errno, refused.why.as_deref()), (Errno::EBUSY, why));
+        }
+        drop(server);
         fs::remove_dir(path.parent().unwrap()).unwrap();
     }
 
@@ -638,9 +681,9 @@ mod tests {
     /// A command that waits until the test releases it.
     struct Slow(Mutex<std::sync::mpsc::Receiver<()>>);
 
-    impl crate::Node for Slow {
-        fn attrs(&self) -> &'static [crate::AttrDef] {
-            const { &[crate::AttrDef { name: "go", mode: 0o200 }] }
+    impl Node for Slow {
+        fn attrs(&self) -> &'static [AttrDef] {
+            const { &[AttrDef { name: "go", mode: 0o200 }] }
         }
 
         fn write(&self, _: &str, _: &str) -> Result<(), Errno> {
@@ -817,9 +860,9 @@ mod tests {
     /// A command that finds out who has left: it ends when its caller has.
     struct Patient(Mutex<Sender<()>>);
 
-    impl crate::Node for Patient {
-        fn attrs(&self) -> &'static [crate::AttrDef] {
-            const { &[crate::AttrDef { name: "ask", mode: 0o200 }] }
+    impl Node for Patient {
+        fn attrs(&self) -> &'static [AttrDef] {
+            const { &[AttrDef { name: "ask", mode: 0o200 }] }
         }
 
         fn call(&self, _: &str, value: &str, caller: &Caller) -> Result<Option<Value>, Errno> {

@@ -4,7 +4,7 @@ use std::{
     collections::VecDeque,
     fmt,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
 };
@@ -41,6 +41,8 @@ impl AttrDef {
 #[derive(Debug, Default)]
 pub struct Caller {
     gone: AtomicBool,
+    /// Why its last command has failed, where there is more to say than an errno.
+    why: Mutex<Option<String>>,
 }
 
 impl Caller {
@@ -51,9 +53,35 @@ impl Caller {
         self.gone.load(Ordering::Relaxed)
     }
 
+    /// Tells the caller why its command fails, for people, in one line. Through files the errno
+    /// alone comes back.
+    pub fn explain(&self, why: String) {
+        *self.why.lock().unwrap_or_else(PoisonError::into_inner) = Some(why);
+    }
+
+    /// Takes the explanation of a command, if there is one.
+    pub(crate) fn take_explanation(&self) -> Option<String> {
+        self.why.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
     /// Notes that the caller has left.
     pub(crate) fn leave(&self) {
         self.gone.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Why a command has failed.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Refused {
+    /// The error.
+    pub errno: Errno,
+    /// What there is to say beyond it, in one line.
+    pub why: Option<String>,
+}
+
+impl From<Errno> for Refused {
+    fn from(errno: Errno) -> Self {
+        Self { errno, why: None }
     }
 }
 

@@ -2,18 +2,19 @@
 //! request to read sizes and files anew, for commands that support it.
 //!
 //! The first signal asks; a later one ends the process at once, for the case that stopping in good
-//! order hangs. One that comes within half a second of the first is the same request:
-//! timeout(1) signals the process and then its group.
+//! order hangs, and has it say what is left undone. One that comes within half a second of the
+//! first is the same request: timeout(1) signals the process and then its group.
 
 use std::{
+    fmt,
     io::{self, Read},
     os::{
         fd::{AsFd, BorrowedFd},
         unix::net::UnixStream,
     },
     sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread,
     time::Duration,
@@ -23,7 +24,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use signal_hook::{
     consts::{SIGHUP, SIGINT, SIGTERM},
     flag,
-    low_level::pipe,
+    low_level::{exit, pipe},
 };
 
 use crate::log::{self, Duty};
@@ -46,6 +47,30 @@ pub fn hangups() -> Outcome<Arc<AtomicBool>> {
 pub struct Stop {
     asked: Arc<AtomicBool>,
     wake: UnixStream,
+    last: Arc<LastWords>,
+}
+
+/// What is run before a later signal ends the process.
+#[derive(Default)]
+struct LastWords(Mutex<Option<Box<dyn FnOnce() + Send>>>);
+
+impl LastWords {
+    fn set(&self, last: Box<dyn FnOnce() + Send>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(last);
+    }
+
+    fn run(&self) {
+        let last = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(last) = last {
+            last();
+        }
+    }
+}
+
+impl fmt::Debug for LastWords {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LastWords").finish_non_exhaustive()
+    }
 }
 
 impl Stop {
@@ -57,23 +82,36 @@ impl Stop {
     /// Starts to listen for both signals, and prints lines in a way that does not delay the end.
     pub fn install_with(duty: Duty) -> Outcome<Self> {
         let asked = Arc::new(AtomicBool::new(false));
+        let last = Arc::<LastWords>::default();
         let install = || -> io::Result<UnixStream> {
             let (wake, signalled) = UnixStream::pair()?;
             let (mut first, came) = UnixStream::pair()?;
             let impatient = Arc::new(AtomicBool::new(false));
+            let number = Arc::new(AtomicUsize::new(0));
             for signal in [SIGINT, SIGTERM] {
                 flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&impatient))?;
                 flag::register(signal, Arc::clone(&asked))?;
+                flag::register_usize(signal, Arc::clone(&number), signal as usize)?;
                 pipe::register(signal, signalled.try_clone()?)?;
                 pipe::register(signal, came.try_clone()?)?;
             }
+            let last = Arc::clone(&last);
             thread::Builder::new().name("stop".into()).spawn(move || {
+                if first.read_exact(&mut [0]).is_err() {
+                    return;
+                }
+                thread::sleep(REPEATED_TIME);
+                // What came until now belongs to the first signal; an error ends the reading.
+                let _ = first.set_nonblocking(true);
+                let _ = io::copy(&mut first, &mut io::sink());
+                let _ = first.set_nonblocking(false);
                 if first.read_exact(&mut [0]).is_ok() {
-                    thread::sleep(REPEATED_TIME);
-                    // Relaxed: the flag publishes nothing but itself.
+                    // Relaxed, both: the values publish nothing but themselves. Should the last
+                    // words hang, the next signal ends the process in its handler.
                     impatient.store(true, Ordering::Relaxed);
-                    // Later signals find the stream open.
-                    let _ = io::copy(&mut first, &mut io::sink());
+                    last.run();
+                    log::finish();
+                    exit(128 + number.load(Ordering::Relaxed) as i32);
                 }
             })?;
             Ok(wake)
@@ -82,7 +120,13 @@ impl Stop {
             .map_err(|error| Failure::failed(format!("cannot install signal handlers: {error}")))?;
         log::begin(duty, Arc::clone(&asked))
             .map_err(|error| Failure::failed(format!("cannot start to print: {error}")))?;
-        Ok(Self { asked, wake })
+        Ok(Self { asked, wake, last })
+    }
+
+    /// Has this run before a later signal ends the process: it says what is left undone, and does
+    /// not take long.
+    pub fn before_exit(&self, last: impl FnOnce() + Send + 'static) {
+        self.last.set(Box::new(last));
     }
 
     /// Returns whether a stop was requested.

@@ -20,6 +20,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use bowline_block::BlockDevice;
+use bowline_ctl::Refused;
 use bowline_rnbd::Errno;
 use bowline_rnbd::client::{Config, Outage};
 use bowline_rtrs_driver::client::{PathEv, ReadKeys, Session, SessionBuilder};
@@ -471,10 +473,21 @@ impl tree::Disks for Client {
         Self::unmap(self, &disk).map_err(|error| error.errno())
     }
 
-    fn resize(&self, disk: &str, sectors: u64) -> Result<(), Errno> {
+    /// Changes the size whether the disk is in use or not, as [`unmap`](tree::Disks::unmap) does.
+    fn resize(&self, disk: &str, sectors: u64, _force: bool) -> Result<(), Refused> {
         let disk = self.disk(disk).ok_or(Errno::ENODEV)?;
         let bytes = sectors.checked_mul(512).ok_or(Errno::EOVERFLOW)?;
-        disk.resize(bytes)
+        let present = disk.limits().bytes;
+        if bytes > present && !disk.holds(bytes)? {
+            let present = present / 512;
+            let why = format!(
+                "the server cannot read the last of {sectors} sectors: its export ends before that \
+                 (the disk has {present}); one that has grown is looked at again after a SIGHUP of \
+                 the server"
+            );
+            return Err(Refused { errno: Errno::EINVAL, why: Some(why) });
+        }
+        Ok(disk.resize(bytes)?)
     }
 
     fn remap(&self, disk: &str) -> Result<(), Errno> {

@@ -27,7 +27,7 @@ use bowline_block::backend::{Backend, BackendDone, BackendIo, BackendResult};
 use bowline_rnbd::server::{
     Act, CheckedIo, ClientEv, Core, CoreLimits, ExportId, OpenId, OpenInfo, SessKey, Ticket,
 };
-use bowline_rnbd::{Errno, Failures, IoOp, Limits};
+use bowline_rnbd::{Errno, IoOp, Limits};
 use bowline_rtrs::{MemRef, RegionId};
 use bowline_rtrs_driver::Engine;
 use bowline_rtrs_driver::server::{
@@ -42,7 +42,7 @@ use exports::Identity;
 use ops::{Op, Ops, Step};
 use table::{OpenExport, Table};
 
-pub use exports::{Exports, FileOptions, Grant, Moved};
+pub use exports::{Exports, FailedStore, FileOptions, Grant, Moved};
 
 /// Most results that are answered with one call.
 const BATCH: usize = 64;
@@ -214,12 +214,22 @@ impl ExportServer {
         self.dispatcher.lock().core.take_events()
     }
 
-    /// Returns the exports whose storage has failed requests, also those that are closed by now:
-    /// the name in the control tree, and what failed. The last 1024 of them are remembered.
-    pub fn failures(&self) -> Vec<(Arc<str>, Failures)> {
+    /// Returns the stores that have failed requests, also those that are closed by now. The last
+    /// 1024 of them are remembered.
+    pub fn failures(&self) -> Vec<FailedStore> {
+        let exports = self.dispatcher.exports();
         let state = self.dispatcher.lock();
-        let failed = state.table.failed();
-        failed.map(|failed| (Arc::clone(&failed.label), failed.failures)).collect()
+        let failed = state.table.failed().map(|(identity, failed)| {
+            let offered = exports.store(&failed.label).map(|(offered, _)| offered);
+            let is_open = || state.table.by_identity(identity).is_some();
+            FailedStore {
+                name: Arc::clone(&failed.label),
+                store: identity.to_string(),
+                is_current: offered.map_or_else(is_open, |offered| offered == identity),
+                failures: failed.failures,
+            }
+        });
+        failed.collect()
     }
 
     /// Closes a device by force: IO of its client fails from now on [NB-21].

@@ -383,11 +383,26 @@ impl<D> Core<D> {
         match validated {
             Ok(true) => {
                 let timeout = self.config.io_timeout.map(|after| now + after);
-                device.waiting.push_back(self.queue.admit(request, timeout));
+                device.waiting.push_back(self.queue.admit(request, timeout, &device.seen));
                 self.queue.waiting += 1;
             }
             Ok(false) => self.queue.refuse(request.done, 0, Some(&mut device.seen)),
             Err(errno) => self.queue.refuse(request.done, errno.neg(), Some(&mut device.seen)),
+        }
+    }
+
+    /// Submits a read that is sent even if it is beyond the end of the device: its result tells
+    /// whether the server has these bytes. It is counted nowhere, and waits for no session: `EIO`
+    /// unless the device is open.
+    pub fn probe(&mut self, now: Instant, dev: DevId, request: DiskRequest<D>) {
+        self.queue.now = now;
+        match device_in(&mut self.devices, dev).filter(|device| device.is_open()) {
+            Some(device) if request.op == IoOp::Read && request.mem.is_some() => {
+                let timeout = self.config.io_timeout.map(|after| now + after);
+                device.waiting.push_back(self.queue.admit_probe(request, timeout, &device.seen));
+                self.queue.waiting += 1;
+            }
+            _ => self.queue.refuse(request.done, Errno::EIO.neg(), None),
         }
     }
 
@@ -468,8 +483,9 @@ impl<D> Core<D> {
             self.mark_closed(now, dev);
             self.schedule_reopen(now, dev);
         }
+        let is_probe = self.queue.is_probe(&fragment);
         let Some(device) = self.device_mut(dev) else { return };
-        if is_answer && !(not_connected || unreachable) {
+        if is_answer && !is_probe && !(not_connected || unreachable) {
             device.seen.failures.failed(now, fragment.op, positive);
         }
         let Outage::Queue(limit) = device.outage else {

@@ -8,6 +8,7 @@
 //! ```
 //! All these threads sleep when there is nothing to do.
 
+use core::ops::Range;
 use core::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -28,6 +29,9 @@ const DEVICES_MAX: usize = 256;
 /// The longest sleep of a background thread, and so the longest delay before it notices that it
 /// must end.
 pub(crate) const TICK: Duration = Duration::from_millis(250);
+/// How late timers may run, so that those of many paths run together: each member says its own
+/// bound, and this bounds it.
+const SLACK: Range<Duration> = Duration::from_millis(1)..Duration::from_millis(100);
 /// How long closing an engine waits for peers, and for handlers that owe responses.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -62,6 +66,8 @@ pub(crate) trait Member: Send + Sync {
     fn qp_failed(&self, port: PortId, qpn: Qpn);
     /// Runs timers that are due; returns when the next one is.
     fn tick(&self, now: Instant) -> Option<Instant>;
+    /// How late its timers may run.
+    fn slack(&self) -> Duration;
     /// Handles that a device is closed, or can no longer be used. May be called more than once.
     fn device_gone(&self, port: PortId);
     /// Closes the session or server and waits, at most for `timeout`, until it is closed.
@@ -357,8 +363,11 @@ impl Inner {
     /// Runs timers that are due; returns the time until the next one.
     fn run_timers(&self) -> Duration {
         let now = clock::now();
-        let next = self.members().iter().filter_map(|member| member.tick(now)).min();
-        next.map_or(TICK, |at| at.saturating_since(now).clamp(Duration::from_millis(1), TICK))
+        let members = self.members();
+        let next = members.iter().filter_map(|member| member.tick(now)).min();
+        let slack = members.iter().map(|member| member.slack()).min();
+        let slack = slack.unwrap_or(SLACK.end).clamp(SLACK.start, SLACK.end);
+        next.map_or(TICK, |at| at.saturating_since(now).clamp(slack, TICK))
     }
 }
 
@@ -385,6 +394,10 @@ mod tests {
             None
         }
 
+        fn slack(&self) -> Duration {
+            TICK
+        }
+
         fn device_gone(&self, port: PortId) {
             lock(&self.0).push(port);
         }
@@ -392,6 +405,66 @@ mod tests {
         fn end(&self, _: Duration) {}
 
         fn stop(&self) {}
+    }
+
+    /// Has a timer every 200 ms, and counts how often it was looked at and how often it ran.
+    struct Timed {
+        due: Mutex<Instant>,
+        looks: Mutex<usize>,
+        runs: Mutex<usize>,
+    }
+
+    impl Member for Timed {
+        fn cm(&self, _: PortId, _: &CmEvent) -> bool {
+            false
+        }
+
+        fn qp_failed(&self, _: PortId, _: Qpn) {}
+
+        fn tick(&self, now: Instant) -> Option<Instant> {
+            let mut due = lock(&self.due);
+            *lock(&self.looks) += 1;
+            if *due <= now {
+                *lock(&self.runs) += 1;
+                *due = now + Duration::from_millis(200);
+            }
+            Some(*due)
+        }
+
+        fn slack(&self) -> Duration {
+            Duration::from_millis(20)
+        }
+
+        fn device_gone(&self, _: PortId) {}
+
+        fn end(&self, _: Duration) {}
+
+        fn stop(&self) {}
+    }
+
+    /// A hundred sessions would wake a thread as often as all of them have timers.
+    #[test]
+    fn timers_of_many_members_run_together() {
+        // tests [RT-88]
+        let addrs = vec![IpAddr::from([127, 79, 131, 1])];
+        let device = SoftDevice::open(SoftConfig { addrs, ..SoftConfig::default() }).unwrap();
+        let engine = Engine::new(vec![Arc::new(device)], EngineConfig::default()).unwrap();
+        let begun = clock::now();
+        let all = (0..100).map(|n| {
+            // Spread over all the time.
+            let due = Mutex::new(begun + Duration::from_millis(2 * n));
+            let timed = Arc::new(Timed { due, looks: Mutex::default(), runs: Mutex::default() });
+            engine.inner.add(Arc::clone(&timed) as _).unwrap();
+            timed
+        });
+        let all: Vec<Arc<Timed>> = all.collect();
+        while all.iter().any(|timed| *lock(&timed.runs) < 6) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let looks = *lock(&all[0].looks);
+        let slices = clock::now().saturating_since(begun).as_millis() / 20;
+        assert!(looks as u128 <= slices + 3, "{looks} looks in {slices} times the slack");
+        engine.close();
     }
 
     /// A session that is being opened when the engine is closed would wait for events that no

@@ -148,6 +148,8 @@ pub struct Server {
     /// For each device: whether it is gone.
     gone: Vec<AtomicBool>,
     lost: AtomicUsize,
+    /// How late its timers may run.
+    slack: Duration,
 }
 
 impl core::fmt::Debug for Server {
@@ -207,6 +209,7 @@ impl Server {
         let engine = Arc::clone(&engine.inner);
         let ports = engine.ports(0)?;
         let attrs: Vec<PortAttr> = ports.iter().map(|port| port.attr()).collect();
+        let slack = config.heartbeat.slack();
         let core = Core::new(config, &attrs)
             .map_err(|errno| Error::new("preparing a server of these settings", errno))?;
         let (links, delivering) = (VecDeque::new(), false);
@@ -232,6 +235,7 @@ impl Server {
             deferred: AtomicBool::new(false),
             gone: unusable.iter().map(|_| AtomicBool::new(false)).collect(),
             lost: AtomicUsize::new(0),
+            slack,
         });
         server.engine.add(Arc::clone(&server) as Arc<dyn Member>)?;
         for (index, _) in unusable.iter().enumerate().filter(|(_, unusable)| **unusable) {
@@ -597,6 +601,10 @@ impl Member for Server {
         let next = self.executor.tick(now);
         self.settle();
         next
+    }
+
+    fn slack(&self) -> Duration {
+        self.slack
     }
 
     /// The paths on the device have ended. After the last device is gone there is no path left to

@@ -39,6 +39,15 @@ impl Default for HbConfig {
     }
 }
 
+impl HbConfig {
+    /// How late timers may run without a dead peer or path being noticed much later: a tenth of the
+    /// shortest time here. Paths whose timers run together cost less [RT-88].
+    pub fn slack(&self) -> Duration {
+        let probe = if self.fast_path_detection { self.probe_interval } else { self.interval };
+        self.interval.min(probe) / 10
+    }
+}
+
 /// Attributes of a device that a core needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortAttr {

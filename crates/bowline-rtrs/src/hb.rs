@@ -204,6 +204,15 @@ mod tests {
         assert_eq!(hb.tick(at(61_000)), HeartbeatAction::SendMsg);
     }
 
+    // tests [RT-88]
+    #[test]
+    fn timers_may_run_a_tenth_of_the_shortest_time_late() {
+        let slack = |config: HbConfig| config.slack().as_millis();
+        assert_eq!((slack(HbConfig::default()), slack(slow())), (100, 500));
+        let interval = Duration::from_millis(200);
+        assert_eq!(slack(HbConfig { interval, ..slow() }), 20);
+    }
+
     // tests [RT-88], [RT-93]
     #[test]
     fn a_patient_one_tells_of_silence_until_the_path_is_alive() {

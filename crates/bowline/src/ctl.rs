@@ -3,7 +3,8 @@
 
 pub use bowline_ctl::{
     Answer, AttrDef, Caller, Client, ConnectionLimits, Dir, Entry, Found, Json, JsonError,
-    JsonFault, Kind, Node, Op, OwnedFile, PathSpec, Server, Successor, Sys, Tree, Value, folder,
+    JsonFault, Kind, Node, Op, OwnedFile, PathSpec, Refused, Server, Successor, Sys, Tree, Value,
+    folder,
 };
 
 /// A tree as files, under FUSE.

@@ -55,7 +55,7 @@ pub use bowline_rnbd::server::{
 };
 pub use bowline_rnbd::{Failures, LastFailure, Latencies};
 pub use bowline_rnbd_driver::client::{DiskStats, OnPath};
-pub use bowline_rnbd_driver::server::Moved;
+pub use bowline_rnbd_driver::server::{FailedStore, Moved};
 pub use bowline_rnbd_driver::{
     Client, Disk, Error, ErrorKind, ExportServer, Exports, FileOptions, Grant, MapOptions,
     ServerConfig,

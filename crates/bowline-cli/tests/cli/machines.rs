@@ -122,7 +122,11 @@ fn a_machine_sees_no_error_when_its_disk_is_stopped_while_the_server_is_lost() {
     guest.queues[0].prepare(0, OUT, 8, &[(DATA, BLOCK as u32)]);
     guest.queues[0].give(&[0]);
     until_in_flight(&kept, 1);
-    end(client);
+    client.signal("-TERM");
+    let done = client.finish().exits(0);
+    let line = "rnbd0: what was written was not made durable: its server is not connected; its \
+                machine has yet to flush it";
+    assert!(done.err.contains(line), "{done:?}");
     assert_eq!((guest.queues[0].used_index(), guest.queues[0].status(0)), (1, 0xff));
     assert!(guest.front.get_features().is_err(), "the machine is disconnected");
     // What it asks for in the meantime waits, too.

@@ -7,6 +7,7 @@ use std::{
 };
 
 pub(crate) const WRITE: u16 = 1;
+pub(crate) const FLUSH: u16 = 3;
 pub(crate) const TRIM: u16 = 4;
 
 /// A connection whose requests are answered in their order.

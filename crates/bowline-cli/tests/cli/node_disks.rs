@@ -7,7 +7,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::support::{Folder, Running, run, start};
+use crate::{
+    nbd::{Nbd, WRITE},
+    support::{Folder, Running, run, start},
+};
 
 /// Exit statuses of `rnbd` for these errors.
 const NOT_FOUND: i32 = 256 - 2;
@@ -295,4 +298,27 @@ fn a_command_whose_address_is_taken_names_the_node() {
     let done = run(&other, &words).exits(1);
     assert!(done.err.contains("UDP port 4791 of 127.210.6.1 is in use by process"), "{done:?}");
     end(server);
+}
+
+#[test]
+fn a_node_whose_disk_has_lost_its_server_before_a_flush_says_so_at_its_end() {
+    let (folder, other) = (Folder::new(), Folder::new());
+    let file = image(&folder, "disk0.img", 1 << 20);
+    let tables = format!("[[export]]\nname = \"disk0\"\nfile = \"{}\"\n", file.display());
+    let server = node(&folder, "127.210.9.1", &tables);
+    let socket = other.path().join("disk0.sock");
+    let tables = format!(
+        "[[map]]\ndevice = \"disk0\"\nfrom = \"b1\"\npath = [\"127.210.9.2@127.210.9.1\"]\n\
+         nbd = \"{}\"\n",
+        socket.display()
+    );
+    let mut client = node(&other, "127.210.9.2", &tables);
+    let mut nbd = Nbd::connect(&socket);
+    assert_eq!(nbd.ask(WRITE, 0, 4096), 0);
+    end(server);
+    client.expect("rnbd0 offline");
+    client.signal("-TERM");
+    let done = client.finish().exits(1);
+    let line = "rnbd0: what was written was not made durable: its server is not connected";
+    assert!(done.err.contains(line), "{done:?}");
 }

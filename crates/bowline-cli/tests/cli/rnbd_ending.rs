@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use crate::{
-    nbd::{Nbd, WRITE},
+    nbd::{FLUSH, Nbd, WRITE},
     support::{Folder, Running, run, start},
 };
 
@@ -105,5 +105,50 @@ fn an_end_in_which_not_all_was_served_says_so() {
     let all =
         ["rnbd0: requests not answered in time: 1", "rnbd0: requests that failed at the end: 1"];
     assert!(all.iter().any(|line| done.err.contains(line)), "{done:?}");
+    drop(server);
+}
+
+#[test]
+fn a_write_that_is_not_durable_when_the_server_is_lost_fails_the_end() {
+    // tests [NB-73]
+    for (host, flushes, code) in [(45, false, 1), (46, true, 0)] {
+        let folder = Folder::new();
+        let (server, mut client, socket) = pair(&folder, host);
+        let mut nbd = Nbd::connect(&socket);
+        assert_eq!(nbd.ask(WRITE, 0, 4096), 0);
+        if flushes {
+            assert_eq!(nbd.ask(FLUSH, 0, 0), 0);
+        }
+        server.signal("-TERM");
+        server.finish().exits(0);
+        client.expect("rnbd0 offline");
+        client.signal("-TERM");
+        let done = client.finish().exits(code);
+        let line = "rnbd0: what was written was not made durable: its server is not connected";
+        assert_eq!(done.err.contains(line), !flushes, "{done:?}");
+    }
+}
+
+#[test]
+fn a_second_signal_that_cuts_off_the_last_flush_says_so() {
+    // tests [NB-73]
+    let folder = Folder::new();
+    let (server, client, socket) = pair(&folder, 47);
+    let mut nbd = Nbd::connect(&socket);
+    assert_eq!(nbd.ask(WRITE, 0, 4096), 0);
+    server.signal("-STOP");
+    client.signal("-TERM");
+    client.until_logged("cuts off");
+    // Signals that follow at once are the same request.
+    let pid = client.id().to_string();
+    let ended = std::thread::spawn(move || client.finish());
+    while !ended.is_finished() {
+        // One that is gone is not there any more.
+        let _ = std::process::Command::new("kill").args(["-TERM", &pid]).output();
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    let done = ended.join().expect("it ends").exits(128 + 15);
+    let line = "rnbd0: what was written was not made durable: a second signal cut off the flush";
+    assert!(done.err.contains(line), "{done:?}");
     drop(server);
 }

@@ -19,6 +19,8 @@ use bowline_testkit::skipped;
 
 /// Exit status of `rnbd` for EBUSY.
 const BUSY: i32 = 256 - 16;
+/// The same for EINVAL.
+const INVALID: i32 = 256 - 22;
 
 fn export(folder: &Folder, host: u8, more: &[&str]) -> Running {
     let address = format!("127.58.{host}.1");
@@ -415,7 +417,7 @@ fn changes_of_all_disks_are_told() {
     let later = [dir.with_extension("rnbd1").join("rnbd1"), nbd.with_extension("rnbd1")];
     let open = File::open(&later[0]).expect("the disk");
     assert_eq!(size(&later[1]), 1 << 20);
-    run(&folder, &["rnbd", "resize", "rnbd1", "512K"]).exits(0);
+    run(&folder, &["rnbd", "resize", "rnbd1", "512K", "force"]).exits(0);
     client.expect("rnbd1 bytes=524288");
     // The file follows, and so do NBD's connections from now on.
     assert_eq!(open.metadata().expect("there").len(), 512 << 10);
@@ -425,6 +427,93 @@ fn changes_of_all_disks_are_told() {
     client.expect("rnbd0 bytes=262144");
     assert!(!client.said().contains("rnbd1 bytes=262144"));
     drop(open);
+    end(client);
+    end(server);
+}
+
+#[test]
+fn a_disk_does_not_grow_beyond_its_export() {
+    // tests [NB-74] [NB-37]
+    let folder = Folder::new();
+    let image = folder.write("disk0.img", "");
+    let set_len = |bytes| {
+        let file = File::options().write(true).open(&image).expect("the file");
+        file.set_len(bytes).expect("its size");
+    };
+    set_len(1 << 20);
+    let file = format!("disk0={}", image.display());
+    let mut server = start(&folder, &["rnbd", "export", "--file", &file, "-I", "127.58.40.1"]);
+    server.expect("listening on");
+    let socket = folder.path().join("nbd");
+    let mut client = mapped(&folder, 40, &["--nbd", socket.to_str().expect("plain")]);
+    let resize = |to: &str| run(&folder, &["rnbd", "resize", "rnbd0", to]);
+    let refused = resize("2M").exits(INVALID);
+    refused.complains(&[
+        "the last of 4096 sectors",
+        "ends before",
+        "(the disk has 2048)",
+        "SIGHUP",
+    ]);
+    let control = "block/rnbd0/rnbd/resize";
+    run(&folder, &["rnbd", "set", control, "2049"]).exits(INVALID).complains(&["of 2049 sectors"]);
+    assert_eq!(size(&socket), 1 << 20);
+    // What was asked for is no failure of the storage.
+    let listed = run(&folder, &["rnbd", "client", "list", "errors", "csv", "noheaders"]);
+    assert_eq!(listed.exits(0).out, "0\n");
+    set_len(2 << 20);
+    resize("2M").exits(INVALID);
+    server.signal("-HUP");
+    server.expect("export disk0 bytes=2097152");
+    resize("3M").exits(INVALID);
+    resize("2M").exits(0);
+    client.expect("rnbd0 bytes=2097152");
+    assert_eq!(size(&socket), 2 << 20);
+    end(client);
+    end(server);
+}
+
+#[test]
+fn a_disk_that_is_in_use_does_not_become_smaller_unless_forced() {
+    // tests [NB-74]
+    let folder = Folder::new();
+    if !fuse_works(&folder, 41) {
+        return;
+    }
+    let server = export(&folder, 41, &["--no-control"]);
+    let [dir, nbd, machines] = ["files", "nbd", "machines"].map(|name| folder.path().join(name));
+    let [dir_text, nbd_text, machines_text] =
+        [&dir, &nbd, &machines].map(|path| path.to_str().expect("a plain path"));
+    let options = ["--fuse", dir_text, "--nbd", nbd_text, "--vhost-user", machines_text];
+    let mut client = mapped(&folder, 41, &options);
+    let resize = |words: &[&str]| run(&folder, &[&["rnbd", "resize", "rnbd0"], words].concat());
+    let own = format!("(pid {})", std::process::id());
+    let busy = |place: String| {
+        let done = resize(&["512K"]).exits(BUSY);
+        let advice = "or `resize rnbd0 512K force`";
+        done.complains(&["in use: ", &own, &place, advice]);
+        let done = run(&folder, &["rnbd", "set", "block/rnbd0/rnbd/resize", "1024"]).exits(BUSY);
+        done.complains(&[&own, &place]);
+    };
+
+    let connection = connected(&nbd).expect("an NBD server");
+    busy(format!("at nbd {nbd_text}"));
+    assert!(greets(&nbd), "nothing has changed for others");
+    // It may become as large as it is, or larger if its export is.
+    resize(&["1M"]).exits(0);
+    drop(connection);
+    let machine = UnixStream::connect(&machines).expect("a socket for machines");
+    busy(format!("at vhost-user {machines_text}"));
+    drop(machine);
+    let file = File::open(dir.join("rnbd0")).expect("the file");
+    busy(format!("at file {dir_text}/rnbd0"));
+    assert_eq!(file.metadata().expect("there").len(), 1 << 20);
+    run(&folder, &["rnbd", "set", "block/rnbd0/rnbd/resize", "1536 force"]).exits(0);
+    client.expect("rnbd0 bytes=786432");
+    drop(file);
+    resize(&["512K"]).exits(0);
+    client.expect("rnbd0 bytes=524288");
+    assert!(greets(&nbd));
+    File::open(dir.join("rnbd0")).expect("open again for all");
     end(client);
     end(server);
 }

@@ -192,7 +192,7 @@ impl Daemon {
     ///
     /// # Errors
     ///
-    /// That they do not have everything.
+    /// That they do not have everything, or that something of mapped disks was not served.
     pub fn stop(self) -> Outcome {
         let Self { process: Process { settings, supervisor, stop, .. }, serving, .. } = self;
         let patience = settings.drain.as_secs_f64();
@@ -202,12 +202,12 @@ impl Daemon {
         let Serving { node, disks, services, over, programs, .. } = serving;
         over.store(true, Ordering::Relaxed);
         drop(programs);
-        disks.close(&stop);
+        let unserved = disks.close(&stop);
         let drained = node.shutdown(settings.drain);
         services.into_iter().for_each(Running::join);
         if drained {
             say!("stopped; peers have acknowledged everything");
-            return Ok(());
+            return unserved.outcome();
         }
         Err(Failure::failed(format!(
             "stopped after {patience} s before peers had acknowledged everything; allow more time with --drain"
@@ -240,6 +240,7 @@ impl Daemon {
         services.into_iter().for_each(|service| service.close(&node));
         // The next process maps the disks of its file.
         drop((control, disk_control, files, metrics));
+        // What was not served is printed; the exit status is that of the hand-over.
         disks.close(stop);
         drop(disks);
         let left = hand_over::send(node, port, programs, &mut places, successor, supervisor)?;

@@ -18,7 +18,7 @@ use bowline_rnbd_driver::{
 };
 use bowline_rtrs_driver::tree::{ClientSession, Files, client_node as sessions_node};
 
-use super::front_ends::DiskNotice;
+use super::front_ends::{DiskFrontEnds, DiskNotice};
 use crate::{log::shown, signals::Stop};
 
 /// How often it checks whether the server has answered.
@@ -39,6 +39,16 @@ pub fn unmap_all(client: &Client, stop: &Stop, close: impl FnOnce() + Send) {
             if stop.asked() {
                 return client.limit_unmap_wait(UNMAP_PATIENCE);
             }
+        }
+    });
+}
+
+/// Has a further stop signal, which cuts off the end of these disks, say what may be lost by that.
+pub fn say_what_is_cut_off(disks: &Arc<DiskFrontEnds>, stop: &Stop) {
+    let disks = Arc::downgrade(disks);
+    stop.before_exit(move || {
+        for line in disks.upgrade().iter().flat_map(|disks| disks.unflushed()) {
+            note!("{line}");
         }
     });
 }

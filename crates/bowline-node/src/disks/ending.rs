@@ -1,96 +1,183 @@
 //! The end of a process with disks that are in use: who is cut off, what is finished first, and
-//! whether anything was not.
+//! whether anything was not [NB-73].
 
 use std::{
+    collections::BTreeSet,
     fs,
-    path::Path,
+    path::{Path, PathBuf},
     sync::{Arc, mpsc},
     thread,
     time::{Duration, Instant},
 };
 
 use bowline_block::{BlockDevice, sync};
-use bowline_rnbd::client::State;
+use bowline_rnbd::client::{DevInfo, State};
 use bowline_rnbd_driver::client::Disk;
 
 use super::{client::UNMAP_PATIENCE, front_ends::FrontEnds};
-use crate::log::shown;
+use crate::{Failure, Outcome, log::shown};
 
 /// How long requests in flight may take to be answered at the end.
 pub(super) const FINISH_PATIENCE: Duration = Duration::from_secs(5);
+/// How long all front ends together may take to close, and commands in progress to end: as long as
+/// a block device takes to be opened.
+pub(super) const CLOSE_PATIENCE: Duration = Duration::from_secs(6);
 /// How long the last flush may take.
 const FLUSH_PATIENCE: Duration = Duration::from_secs(3);
 /// How long all of the end may take, unmapping included.
-pub const ENDING_PATIENCE: Duration =
-    FINISH_PATIENCE.saturating_add(FLUSH_PATIENCE).saturating_add(UNMAP_PATIENCE);
+pub const ENDING_PATIENCE: Duration = FINISH_PATIENCE
+    .saturating_add(CLOSE_PATIENCE)
+    .saturating_add(FLUSH_PATIENCE)
+    .saturating_add(UNMAP_PATIENCE);
 /// How often it is checked whether requests are still in flight.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
-/// A user of a disk, by one of its front ends.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub(super) struct User {
-    pid: u32,
-    place: String,
+/// Who uses disks by their front ends.
+#[derive(Debug, Default)]
+pub(super) struct Users {
+    /// Clients of sockets: the disk, where they use it, and their process.
+    clients: Vec<(String, String, u32)>,
+    /// Files of disks that are open.
+    files: Vec<(String, PathBuf)>,
+    /// Block devices that are in use: the kernel does not tell by whom.
+    devices: Vec<PathBuf>,
 }
 
-impl User {
-    /// Returns the name of its process, its id, and where it uses the disk.
-    fn text(&self) -> String {
-        let name = fs::read_to_string(format!("/proc/{}/comm", self.pid));
-        let name = name.map_or_else(|_| "a process".to_owned(), |name| name.trim_end().to_owned());
-        format!("{} (pid {}) at {}", shown(&name), self.pid, shown(&self.place))
+impl Users {
+    /// Adds those of a disk, as far as the front ends know them: it takes no time.
+    pub(super) fn add(&mut self, disk: &str, front_ends: &FrontEnds) {
+        let mut at = |kind: &str, path: &Path, pids: Vec<u32>| {
+            let place = format!("{kind} {}", path.display());
+            self.clients.extend(pids.into_iter().map(|pid| (disk.to_owned(), place.clone(), pid)));
+        };
+        if let Some(nbd) = &front_ends.nbd {
+            at("nbd", nbd.path(), nbd.peers());
+        }
+        if let Some(machines) = &front_ends.vhost_user {
+            at("vhost-user", machines.path(), machines.peers());
+        }
+        if let Some(mount) = front_ends.fuse.as_ref().filter(|mount| mount.opens() > 0) {
+            self.files.push((disk.to_owned(), mount.dir().join(disk)));
+        }
+    }
+
+    /// Adds the users of a block device.
+    pub(super) fn add_device(&mut self, device: &Path) {
+        self.devices.push(device.to_owned());
+    }
+
+    /// Returns a text for each user of a disk: the name of its process and its id, as far as the
+    /// system tells, and where it uses the disk. It looks once at the descriptors of all processes,
+    /// which takes a while: no lock should be held over it.
+    pub(super) fn texts(&self) -> Vec<(String, String)> {
+        let files: Vec<&Path> = self.files.iter().map(|(_, file)| file.as_path()).collect();
+        let holders = holders(Path::new("/proc"), &files);
+        let text = |pid: u32, place: &str| {
+            let name = fs::read_to_string(format!("/proc/{pid}/comm"));
+            let name =
+                name.map_or_else(|_| "a process".to_owned(), |name| name.trim_end().to_owned());
+            format!("{} (pid {pid}) at {}", shown(&name), shown(place))
+        };
+        let clients = self.clients.iter().map(|(disk, place, pid)| (disk, text(*pid, place)));
+        let files = holders.into_iter().map(|(pid, at)| {
+            let (disk, file) = &self.files[at];
+            (disk, text(pid, &format!("file {}", file.display())))
+        });
+        let mut all: Vec<(String, String)> =
+            clients.chain(files).map(|(disk, text)| (disk.clone(), text)).collect();
+        all.dedup();
+        all
+    }
+
+    /// Says who is cut off.
+    pub(super) fn tell(&self) {
+        for (disk, user) in self.texts() {
+            note!("{disk}: cuts off {user}");
+        }
+    }
+
+    /// Says in one line who uses the disks, as a reason for not changing them.
+    pub(super) fn line(&self) -> String {
+        let mut all: Vec<String> = self.texts().into_iter().map(|(_, text)| text).collect();
+        let files = self.files.iter().map(|(_, file)| file);
+        let hidden = files.filter(|file| {
+            let place = format!("file {}", file.display());
+            !all.iter().any(|text| text.ends_with(&place))
+        });
+        let hidden: Vec<String> =
+            hidden.map(|file| format!("a program at file {}", file.display())).collect();
+        all.extend(hidden);
+        let devices = self.devices.iter();
+        all.extend(devices.map(|path| format!("a program or a mount at {}", path.display())));
+        all.join(", ")
     }
 }
 
-/// Returns who uses a disk by its front ends, as far as the system tells.
-pub(super) fn users(name: &str, front_ends: &FrontEnds) -> Vec<User> {
-    let at = |kind: &str, path: &Path, pids: Vec<u32>| {
-        let place = format!("{kind} {}", path.display());
-        pids.into_iter().map(move |pid| User { pid, place: place.clone() })
+/// Returns the processes that have one of these files open, each with the index of the file: those
+/// whose descriptors this user may see in `proc`, which is looked through once.
+fn holders(proc: &Path, files: &[&Path]) -> BTreeSet<(u32, usize)> {
+    let mut found = BTreeSet::new();
+    if files.is_empty() {
+        return found;
+    }
+    for entry in fs::read_dir(proc).into_iter().flatten().flatten() {
+        let id = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok());
+        let Some(id) = id else { continue };
+        let open = fs::read_dir(entry.path().join("fd")).into_iter().flatten().flatten();
+        let targets = open.filter_map(|entry| fs::read_link(entry.path()).ok());
+        found.extend(targets.filter_map(|to| {
+            let at = files.iter().position(|file| *file == to)?;
+            Some((id, at))
+        }));
+    }
+    found
+}
+
+/// Returns what is known of a disk if changes of it were answered that no flush has made durable;
+/// with `is_inherited`, a process before this one may have made some.
+fn unflushed_info(disk: &Disk, is_inherited: bool) -> Option<DevInfo> {
+    let limits = disk.limits();
+    let info = disk.info().filter(|_| limits.write_cache)?;
+    let may_be = is_inherited && !limits.read_only && info.stats.flushes == 0;
+    (info.is_unflushed || may_be).then_some(info)
+}
+
+/// Returns a line for each disk of which something may be lost if the process ends now.
+pub(super) fn unflushed(disks: &[Arc<Disk>], is_inherited: bool) -> Vec<String> {
+    let all = disks.iter().filter(|disk| unflushed_info(disk, is_inherited).is_some());
+    let line = |disk: &Arc<Disk>| {
+        let name = disk.local_name();
+        format!("{name}: what was written was not made durable: a second signal cut off the flush")
     };
-    let mut all = Vec::new();
-    if let Some(nbd) = &front_ends.nbd {
-        all.extend(at("nbd", nbd.path(), nbd.peers()));
-    }
-    if let Some(machines) = &front_ends.vhost_user {
-        all.extend(at("vhost-user", machines.path(), machines.peers()));
-    }
-    if let Some(mount) = front_ends.fuse.as_ref().filter(|mount| mount.opens() > 0) {
-        let file = mount.dir().join(name);
-        all.extend(at("file", &file, who_has_open(&file)));
-    }
-    all.dedup();
-    all
-}
-
-/// Returns the processes that have a file open: those whose descriptors this user may see.
-fn who_has_open(file: &Path) -> Vec<u32> {
-    let ids = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let ids = ids.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    let has_open = |id: &u32| {
-        let open = fs::read_dir(format!("/proc/{id}/fd")).into_iter().flatten().flatten();
-        open.into_iter().any(|entry| fs::read_link(entry.path()).is_ok_and(|to| to == file))
-    };
-    ids.filter(has_open).collect()
-}
-
-/// Says who is cut off from a disk.
-pub(super) fn tell(name: &str, users: &[User]) {
-    for user in users {
-        note!("{name}: cuts off {}", user.text());
-    }
+    all.map(line).collect()
 }
 
 /// What was not served at the end.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Unserved {
     lines: Vec<String>,
+    /// Disks that machines have, which outlive this process: they keep what fails here for the next
+    /// one, and flush by themselves what they have written.
+    machines: Vec<String>,
+}
+
+impl Extend<String> for Unserved {
+    fn extend<T: IntoIterator<Item = String>>(&mut self, lines: T) {
+        self.lines.extend(lines);
+    }
 }
 
 impl Unserved {
-    /// Tells whether every request was answered, and every write made durable.
-    pub const fn is_nothing(&self) -> bool {
-        self.lines.is_empty()
+    /// Returns a failure unless every request was answered, and every write made durable.
+    ///
+    /// # Errors
+    /// Something was not served.
+    pub fn outcome(&self) -> Outcome {
+        if self.lines.is_empty() {
+            Ok(())
+        } else {
+            Err(Failure::failed("not everything was served"))
+        }
     }
 
     /// Says what was not served.
@@ -100,13 +187,16 @@ impl Unserved {
         }
     }
 
+    /// Returns nothing yet, of an end with these disks that machines have.
+    pub(super) fn with_machines(machines: Vec<String>) -> Self {
+        Self { lines: Vec::new(), machines }
+    }
+
     /// Makes requests fail that wait for a server that is not connected, and waits until none is in
-    /// flight, at most until `end`. What fails of disks that machines have does not count: machines
-    /// keep it for the next process.
+    /// flight, at most until `end`. What fails of disks that machines have does not count.
     pub(super) fn finish(
         &mut self,
         disks: &[Arc<Disk>],
-        machines: &[String],
         end: Instant,
         is_in_use: impl Fn() -> bool,
     ) {
@@ -137,31 +227,43 @@ impl Unserved {
                 self.lines.push(format!("{name}: requests not answered in time: {count}"));
             }
             let failed = errors(disk).saturating_sub(before);
-            if failed > 0 && !machines.iter().any(|disk| disk == name) {
+            if failed > 0 && !self.machines.iter().any(|disk| disk == name) {
                 self.lines.push(format!("{name}: requests that failed at the end: {failed}"));
             }
         }
     }
 
+    /// Adds what another part of the end has not served.
+    pub(super) fn append(&mut self, other: Self) {
+        self.lines.extend(other.lines);
+    }
+
     /// Makes durable what was written to these disks, if the server answers in time; with
     /// `is_inherited` a process before this one may have written.
     pub(super) fn flush(&mut self, disks: &[Arc<Disk>], is_inherited: bool) {
-        let is_written = |disk: &&Arc<Disk>| {
-            disk.info().is_some_and(|info| {
-                let is_written = info.stats.writes + info.stats.discards > 0;
-                info.state == State::Open && (is_written || is_inherited)
-            }) && disk.limits().write_cache
-        };
         let (sender, ended) = mpsc::channel();
         let mut pending: Vec<String> = Vec::new();
-        for disk in disks.iter().filter(is_written) {
+        for disk in disks {
+            let Some(info) = unflushed_info(disk, is_inherited) else { continue };
+            let name = disk.local_name();
+            if info.state != State::Open {
+                let line = format!(
+                    "{name}: what was written was not made durable: its server is not connected"
+                );
+                if self.machines.iter().any(|disk| disk == name) {
+                    note!("{line}; its machine has yet to flush it");
+                } else {
+                    self.lines.push(line);
+                }
+                continue;
+            }
             let (sender, flushed) = (sender.clone(), Arc::clone(disk));
             let flush = move || {
                 let result = sync::flush(&*flushed);
                 // Nobody waits any more when it took too long.
                 let _ = sender.send((flushed.local_name().to_owned(), result));
             };
-            pending.push(disk.local_name().to_owned());
+            pending.push(name.to_owned());
             // Without a thread it counts as not flushed.
             let _ = thread::Builder::new().name("flush".to_owned()).spawn(flush);
         }
@@ -182,3 +284,6 @@ impl Unserved {
         self.lines.extend(late);
     }
 }
+
+#[cfg(test)]
+mod tests;

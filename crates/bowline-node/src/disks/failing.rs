@@ -32,8 +32,8 @@ struct Reported {
 }
 
 impl Failing {
-    /// Returns lines about these disks; `about` makes the beginning of a line of the name of a disk
-    /// and its errno, and the end, which says what to do.
+    /// Returns lines about these disks, each with a text that no other one has; `about` makes of
+    /// that and an errno the beginning of a line, and the end, which says what to do.
     pub(super) fn lines<'a>(
         &mut self,
         now: Instant,
@@ -49,7 +49,7 @@ impl Failing {
                 reported.map_or((0, None), |reported| (reported.count, Some(reported.at)));
             let was_failing = reported.is_some_and(|reported| reported.is_failing);
             let (begin, advice) = about(name, last.errno);
-            // The disk of this name may be another one by now.
+            // What was forgotten since counts from 0 again.
             let more = failures.count.checked_sub(count).unwrap_or(failures.count);
             if was_failing && !failures.is_failing(now) {
                 let reported = self.reported.get_mut(name)?;
@@ -140,19 +140,19 @@ impl FailingDisks {
         }
         self.looked = Some(now);
         let disks = client.disks();
-        let failures = disks
-            .iter()
-            .filter_map(|disk| Some((disk.local_name(), disk.failures()?)))
-            .filter(|(_, failures)| failures.count > 0);
-        let about = |name: &str, _: Errno| {
-            let begin = match client.disk(name) {
-                Some(disk) => {
-                    let session = disk.session_name();
-                    format!("{name}: storage behind session {session}")
-                }
-                None => name.to_owned(),
-            };
-            (begin, "the log of the server says which disk that is and why".to_owned())
+        let failed = disks.iter().filter_map(|disk| {
+            let failures = disk.failures().filter(|failures| failures.count > 0)?;
+            // A disk that was unmapped may have had its local name.
+            let (session, id) = (disk.session_name(), disk.info()?.id);
+            let begin = format!("{}: storage behind session {session}", disk.local_name());
+            Some((format!("{begin} {id:?}"), begin, failures))
+        });
+        let failed: Vec<(String, String, Failures)> = failed.collect();
+        let failures = failed.iter().map(|(one, _, failures)| (one.as_str(), *failures));
+        let about = |one: &str, _: Errno| {
+            let begin = failed.iter().find(|(known, ..)| known == one).map(|(_, begin, _)| begin);
+            let advice = "the log of the server says which disk that is and why";
+            (begin.cloned().unwrap_or_default(), advice.to_owned())
         };
         for line in self.failing.lines(now, failures, about) {
             note_of_peer!("{}{line}", stamp());

@@ -7,7 +7,7 @@ use std::{
     os::{fd::OwnedFd, unix::net::UnixListener},
     path::{self, Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc::Sender},
-    thread,
+    thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
@@ -20,7 +20,7 @@ use bowline_block::{
         vhost_user::{self, VhostUserOptions, VhostUserServer},
     },
 };
-use bowline_ctl::{Errno, fusefs};
+use bowline_ctl::{Errno, Refused, fusefs};
 use bowline_rnbd_driver::{
     client::{Client, Disk, MapOptions},
     tree::{DiskInfo, Disks, MapSpec},
@@ -31,7 +31,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     HandedFrontEnds, Trouble,
     client::ClientObjects,
-    ending::{FINISH_PATIENCE, Unserved, tell, users},
+    ending::{CLOSE_PATIENCE, FINISH_PATIENCE, Unserved, Users, unflushed},
     kept,
     mapping::MapConfig,
     replace::Service,
@@ -134,7 +134,7 @@ pub fn map_options(words: &[String]) -> Result<(MapConfig, FrontEndConfig), Stri
 pub(super) struct FrontEnds {
     pub(super) nbd: Option<NbdServer>,
     pub(super) fuse: Option<Mount>,
-    ublk: Option<Ublk>,
+    pub(super) ublk: Option<Ublk>,
     pub(super) vhost_user: Option<VhostUserServer>,
     /// A service manager keeps them, together with this state of theirs.
     pub(super) kept: Option<Arc<OwnedFd>>,
@@ -195,6 +195,32 @@ impl FrontEnds {
         self.vhost_user.iter().for_each(VhostUserServer::detach);
     }
 
+    /// Adds the users of a disk, the one of its block device included.
+    fn add_users(&self, disk: &str, users: &mut Users) {
+        users.add(disk, self);
+        if let Some(ublk) = &self.ublk {
+            if !ublk.disable_if_unused() {
+                users.add_device(ublk.path());
+            }
+            ublk.enable();
+        }
+    }
+
+    /// Takes no more changes, at the end of the process: what was begun is answered.
+    fn finish(&mut self) {
+        self.nbd.iter_mut().for_each(NbdServer::finish);
+        self.fuse.iter().for_each(Mount::finish);
+        // Machines keep what waits for the next process, before it fails here.
+        self.detach();
+    }
+
+    /// Tells whether requests are in progress after [`finish`](Self::finish). A block device has
+    /// them until it is closed.
+    fn is_finishing(&self) -> bool {
+        self.nbd.as_ref().is_some_and(|nbd| nbd.connections() > 0)
+            || self.fuse.as_ref().is_some_and(|mount| !mount.is_unchanging())
+    }
+
     /// Enables all front ends again.
     fn enable(&self) {
         self.nbd.iter().for_each(NbdServer::enable);
@@ -206,9 +232,9 @@ impl FrontEnds {
 
 /// Front ends of a disk that leave the users alone which another process has left them.
 pub struct PreparedFrontEnds {
-    front_ends: FrontEnds,
+    pub(super) front_ends: FrontEnds,
     /// Their locations.
-    places: Vec<String>,
+    pub(super) places: Vec<String>,
 }
 
 impl fmt::Debug for PreparedFrontEnds {
@@ -289,6 +315,8 @@ struct State {
     is_inherited: bool,
     /// All disks are unmapped for good.
     closed: bool,
+    /// What was not made durable of disks whose front ends were being opened then.
+    unserved: Unserved,
 }
 
 /// How a disk was mapped; a command that does not say more maps it so again.
@@ -301,6 +329,20 @@ pub struct Mapping {
 }
 
 impl State {
+    /// The front ends of a disk are not being opened any more, and not open either.
+    fn end_opening(&mut self, disk: &str) {
+        if matches!(self.front_states.get(disk), Some(FrontState::Opening)) {
+            self.front_states.remove(disk);
+        }
+    }
+
+    fn open(&self) -> impl Iterator<Item = (&String, &FrontEnds)> {
+        self.front_states.iter().filter_map(|(name, front)| match front {
+            FrontState::Open(front_ends) => Some((name, &**front_ends)),
+            FrontState::Opening | FrontState::Closing => None,
+        })
+    }
+
     fn remember(&mut self, disk: DiskKey, mapping: Mapping) {
         self.remembered.retain(|(known, _)| *known != disk);
         if self.remembered.len() == REMEMBERED_MAX {
@@ -387,38 +429,47 @@ impl DiskFrontEnds {
         handed: HandedFrontEnds,
     ) -> Result<PreparedFrontEnds, Trouble> {
         let name = disk.local_name();
+        self.begin_opening(name, handed.is_any())?;
+        let opened = open_front_ends(disk, front_ends, handed, self.are_kept, &self.notices);
+        opened.inspect_err(|_| self.lock().end_opening(name))
+    }
+
+    /// Notes that front ends of a disk are being opened; with `is_inherited`, a process before this
+    /// one had them.
+    pub(super) fn begin_opening(&self, disk: &str, is_inherited: bool) -> Result<(), Trouble> {
         let mut state = self.lock();
         if state.closed {
             return Err(unmapping());
         }
-        state.is_inherited |= handed.is_any();
+        state.is_inherited |= is_inherited;
         if let Some(FrontState::Closing) =
-            state.front_states.insert(name.to_owned(), FrontState::Opening)
+            state.front_states.insert(disk.to_owned(), FrontState::Opening)
         {
             // The unmap of the last disk of this name has not ended yet.
-            self.notify(name, DiskNotice::Unmapped);
+            self.notify(disk, DiskNotice::Unmapped);
         }
-        drop(state);
-        let opened = open_front_ends(disk, front_ends, handed, self.are_kept, &self.notices);
-        opened.inspect_err(|_| {
-            let states = &mut self.lock().front_states;
-            if matches!(states.get(name), Some(FrontState::Opening)) {
-                states.remove(name);
-            }
-        })
+        Ok(())
     }
 
     /// Serves the users of front ends that were [prepared](Self::prepare), and reports their
-    /// locations.
+    /// locations; unless all disks are being unmapped since.
     pub fn begin(&self, disk: &Arc<Disk>, prepared: PreparedFrontEnds) -> Result<(), Trouble> {
         let name = disk.local_name();
         let PreparedFrontEnds { front_ends, places } = prepared;
         let mut state = self.lock();
+        let is_closed = state.closed;
         let front =
             state.front_states.get_mut(name).filter(|front| matches!(front, FrontState::Opening));
-        let Some(front) = front else {
+        let Some(front) = front.filter(|_| !is_closed) else {
+            let is_inherited = state.is_inherited;
             drop(state);
+            // Clients may have come to its socket, and written.
             drop(front_ends);
+            let mut unserved = Unserved::default();
+            unserved.flush(&[Arc::clone(disk)], is_inherited);
+            let mut state = self.lock();
+            state.unserved.append(unserved);
+            state.end_opening(name);
             return Err(unmapping());
         };
         front_ends.unpause();
@@ -575,52 +626,46 @@ impl DiskFrontEnds {
     /// Makes requests fail while the session is lost, so that closing front ends, by commands in
     /// progress too, does not wait for it.
     pub fn fail_fast(&self) {
-        for front in self.lock().front_states.values() {
-            if let FrontState::Open(front_ends) = front {
-                front_ends.detach();
-            }
-        }
+        self.lock().open().for_each(|(_, front_ends)| front_ends.detach());
         self.client.disks().iter().for_each(|disk| disk.fail_fast());
     }
 
     /// Says who is cut off by the end, lets the requests that were sent be answered, and makes
-    /// requests fail that wait for a server that is not connected. Returns what was not served.
+    /// requests fail that wait for a server that is not connected. No front end is opened and no
+    /// change is taken from then on. Returns what was not served.
     pub fn finish(&self) -> Unserved {
-        let mut unserved = Unserved::default();
+        let mut users = Users::default();
+        let mut state = self.lock();
+        state.closed = true;
+        state.open().for_each(|(name, front_ends)| users.add(name, front_ends));
+        drop(state);
+        users.tell();
         let mut machines = Vec::new();
         let mut state = self.lock();
-        // No more front ends are opened.
-        state.closed = true;
         for (name, front) in &mut state.front_states {
             if let FrontState::Open(front_ends) = front {
-                tell(name, &users(name, front_ends));
-                front_ends.nbd.iter_mut().for_each(NbdServer::finish);
-                // Machines keep what waits for the next process, before it fails here.
-                front_ends.detach();
+                front_ends.finish();
                 if front_ends.vhost_user.is_some() {
                     machines.push(name.clone());
                 }
             }
         }
         drop(state);
-        let disks = self.client.disks();
-        let is_in_use = || {
-            let state = self.lock();
-            let open = state.front_states.values().filter_map(|front| match front {
-                FrontState::Open(front_ends) => front_ends.nbd.as_ref(),
-                _ => None,
-            });
-            open.map(NbdServer::connections).sum::<usize>() > 0
-        };
-        unserved.finish(&disks, &machines, Instant::now() + FINISH_PATIENCE, is_in_use);
+        let mut unserved = Unserved::with_machines(machines);
+        let is_in_use = || self.lock().open().any(|(_, front_ends)| front_ends.is_finishing());
+        let end = Instant::now() + FINISH_PATIENCE;
+        unserved.finish(&self.client.disks(), end, is_in_use);
         unserved
     }
 
     /// Closes all front ends, makes durable what was written, and unmaps all disks. Waits for
     /// commands in progress, since front ends that they open would be left behind.
     pub fn close(&self, unserved: &mut Unserved) {
-        self.close_all();
-        let is_inherited = self.lock().is_inherited;
+        self.close_all(unserved);
+        let mut state = self.lock();
+        let is_inherited = state.is_inherited;
+        unserved.append(std::mem::take(&mut state.unserved));
+        drop(state);
         unserved.flush(&self.client.disks(), is_inherited);
         self.client.close();
     }
@@ -628,24 +673,55 @@ impl DiskFrontEnds {
     /// As [`close`](Self::close), but leaves it to another process to make anything durable: that
     /// has the front ends.
     pub fn leave(&self) {
-        self.close_all();
+        let mut unserved = Unserved::default();
+        self.close_all(&mut unserved);
+        unserved.tell();
         self.client.close();
     }
 
-    fn close_all(&self) {
-        let end = Instant::now() + OPEN_TIMEOUT;
+    /// Returns a line for each disk of which something may be lost if the process ends now.
+    pub fn unflushed(&self) -> Vec<String> {
+        let is_inherited = self.lock().is_inherited;
+        unflushed(&self.client.disks(), is_inherited)
+    }
+
+    /// Closes all front ends, at the same time: each may wait for the kernel or for its users.
+    fn close_all(&self, unserved: &mut Unserved) {
+        let end = Instant::now() + CLOSE_PATIENCE;
+        let mut closing: Vec<(String, JoinHandle<()>)> = Vec::new();
         loop {
             self.fail_fast();
             let mut state = self.lock();
             state.closed = true;
-            state.front_states.retain(|_, front| matches!(front, FrontState::Opening));
-            if state.commands == 0 || Instant::now() >= end {
+            let mut open = Vec::new();
+            for (name, front) in std::mem::take(&mut state.front_states) {
+                match front {
+                    FrontState::Open(front_ends) => open.push((name, front_ends)),
+                    FrontState::Opening => _ = state.front_states.insert(name, front),
+                    FrontState::Closing => {}
+                }
+            }
+            let is_over = Instant::now() >= end;
+            let is_quiet = state.commands == 0 && state.front_states.is_empty();
+            if is_over {
                 state.front_states.clear();
-                break;
             }
             drop(state);
+            for (name, front_ends) in open {
+                let close = thread::Builder::new().name("close".to_owned());
+                // Without a thread they are closed here, since nobody has them any more.
+                closing.extend(close.spawn(|| drop(front_ends)).ok().map(|thread| (name, thread)));
+            }
+            closing.retain(|(_, thread)| !thread.is_finished());
+            if is_over || is_quiet && closing.is_empty() {
+                break;
+            }
             thread::sleep(POLL_INTERVAL);
         }
+        let late = closing.into_iter();
+        unserved.extend(
+            late.map(|(name, _)| format!("{name}: its front ends were not closed in time")),
+        );
     }
 }
 
@@ -788,8 +864,47 @@ impl Disks for DiskFrontEnds {
         unmapped
     }
 
-    fn resize(&self, disk: &str, sectors: u64) -> Result<(), Errno> {
-        Disks::resize(&*self.client, disk, sectors)
+    /// A disk that is in use does not become smaller, unless `force` is given: its users would lose
+    /// what they have behind the new end [NB-74].
+    fn resize(&self, disk: &str, sectors: u64, force: bool) -> Result<(), Refused> {
+        let mapped = self.client.disk(disk).ok_or(Errno::ENODEV)?;
+        let is_open =
+            mapped.info().is_some_and(|info| info.state == bowline_rnbd::client::State::Open);
+        let bytes = sectors.saturating_mul(512);
+        if force || !is_open || bytes >= mapped.limits().bytes {
+            return Disks::resize(&*self.client, disk, sectors, force);
+        }
+        let end = Instant::now() + CLOSE_GRACE;
+        loop {
+            let state = self.lock();
+            if state.closed {
+                return Err(unmapping().errno.into());
+            }
+            let front_ends = match state.front_states.get(disk) {
+                Some(FrontState::Open(front_ends)) => Some(front_ends),
+                Some(FrontState::Opening) => None,
+                Some(FrontState::Closing) | None => return Ok(mapped.resize(bytes)?),
+            };
+            if let Some(front_ends) = front_ends.filter(|all| all.disable_if_unused()) {
+                // With the lock held, so that nobody else disables or enables them.
+                let resized = mapped.resize(bytes);
+                front_ends.enable();
+                return Ok(resized?);
+            }
+            if Instant::now() >= end {
+                let why = if let Some(front_ends) = front_ends {
+                    let mut users = Users::default();
+                    front_ends.add_users(disk, &mut users);
+                    drop(state);
+                    format!("the disk is in use: {}", users.line())
+                } else {
+                    "front ends of the disk are being opened".to_owned()
+                };
+                return Err(Refused { errno: Errno::EBUSY, why: Some(why) });
+            }
+            drop(state);
+            thread::sleep(POLL_INTERVAL);
+        }
     }
 
     fn remap(&self, disk: &str) -> Result<(), Errno> {

@@ -34,8 +34,8 @@ use bowline_rtrs_driver::{Engine, tree::ClientSession};
 use bowline_verbs::Device;
 
 use super::{
-    client::{report_all, unmap_all},
-    ending::ENDING_PATIENCE,
+    client::{report_all, say_what_is_cut_off, unmap_all},
+    ending::{ENDING_PATIENCE, Unserved},
     exported::Export,
     failing::FailingDisks,
     front_ends::{DiskFrontEnds, DiskNotice, FrontEndConfig, Mapping},
@@ -423,12 +423,15 @@ impl HostDisks {
         if self.disks().is_some() { ENDING_PATIENCE } else { Duration::ZERO }
     }
 
-    /// Unmaps all disks, and closes the sessions of all clients.
-    pub(crate) fn close(&self, stop: &Stop) {
+    /// Unmaps all disks, and closes the sessions of all clients. Returns what was not served, which
+    /// was printed.
+    pub(crate) fn close(&self, stop: &Stop) -> Unserved {
         *lock(&self.ended) = true;
         self.ending.notify_all();
+        let mut unserved = Unserved::default();
         if let Some(disks) = self.disks() {
-            let mut unserved = disks.finish();
+            say_what_is_cut_off(&disks, stop);
+            unserved = disks.finish();
             unmap_all(disks.client(), stop, || disks.close(&mut unserved));
             unserved.tell();
         }
@@ -448,5 +451,6 @@ impl HostDisks {
         self.log();
         // The device is closed with its last user.
         drop(std::mem::take(&mut *lock(&self.parts)));
+        unserved
     }
 }

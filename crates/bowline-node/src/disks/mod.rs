@@ -26,7 +26,9 @@ mod trouble;
 pub mod values;
 pub mod watch;
 
-pub use client::{ClientObjects, UNMAP_PATIENCE, client_classes, report_all, unmap_all};
+pub use client::{
+    ClientObjects, UNMAP_PATIENCE, client_classes, report_all, say_what_is_cut_off, unmap_all,
+};
 pub use device::{DeviceConfig, Route, RouteConfig};
 pub use ending::{ENDING_PATIENCE, Unserved};
 pub use exported::{Export, ServingConfig};

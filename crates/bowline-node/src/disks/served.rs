@@ -189,17 +189,29 @@ impl Served {
         let paths = log.lost.lines(now, &news, missed, why);
         let (events, missed) = server.take_client_events();
         let clients = clients::lines(&events, missed, |session| client_address(server, session));
-        let failures = server.failures();
-        let failures = failures.iter().map(|(name, failures)| (&**name, *failures));
-        let about = |name: &str, errno| {
-            let place = self.place(name).map_or(String::new(), |place| format!(" ({place})"));
-            (format!("export {name}{place}"), advice(errno).to_owned())
-        };
-        let failing = log.failing.lines(clock::now(), failures, about);
+        let failing = self.failing(clock::now(), &mut log.failing);
         let lines = clients.into_iter().chain(paths).chain(log.offences.look(now, server));
         for line in lines.chain(failing) {
             note_of_peer!("{}{line}", stamp());
         }
+    }
+
+    /// Returns the lines about stores that fail requests. Those of one name are kept apart: an
+    /// export may have been removed, and another one have its name since.
+    fn failing(&self, now: bowline_base::Instant, failing: &mut Failing) -> Vec<String> {
+        let stores = self.server.failures();
+        let failures = stores.iter().map(|failed| (&*failed.store, failed.failures));
+        let about = |store: &str, errno| {
+            let failed = stores.iter().find(|failed| failed.store == store);
+            let name = failed.map_or(store, |failed| &*failed.name);
+            let place = match failed {
+                Some(failed) if !failed.is_current => Some(store.to_owned()),
+                _ => self.place(name),
+            };
+            let place = place.map_or(String::new(), |place| format!(" ({place})"));
+            (format!("export {name}{place}"), advice(errno).to_owned())
+        };
+        failing.lines(now, failures, about)
     }
 
     /// Tells whether keys are withdrawn while requests are worked on.
@@ -362,10 +374,90 @@ fn without_refresh(devices: impl Iterator<Item = DeviceAttr>) -> Vec<String> {
 mod tests {
     use std::net::IpAddr;
 
+    use bowline_block::{
+        Limits,
+        backend::{Backend, BackendDone, BackendIo, BackendResult},
+        sync::{self, Durable},
+    };
+    use bowline_rnbd_driver::client::{Client, MapOptions};
     use bowline_roce_driver::{SoftConfig, SoftDevice};
     use bowline_rtrs_driver::{EngineConfig, PORT};
 
     use super::*;
+
+    /// Storage that fails all that is written.
+    struct Broken;
+
+    impl Backend for Broken {
+        fn limits(&self) -> Limits {
+            Limits::plain(1 << 20)
+        }
+
+        fn submit(&self, io: &mut Vec<BackendIo>, done: &Arc<dyn BackendDone>) {
+            for io in io.drain(..) {
+                done.done(&[BackendResult::new(io.token, Err(Errno::EIO))]);
+            }
+        }
+
+        fn resize(&self) -> std::io::Result<u64> {
+            Ok(1 << 20)
+        }
+    }
+
+    fn engine_at(host: u8) -> (IpAddr, Arc<Engine>) {
+        let ip = IpAddr::from([127, 47, 6, host]);
+        let config = SoftConfig { addrs: vec![ip], ..SoftConfig::default() };
+        let device = Arc::new(SoftDevice::open(config).unwrap());
+        (ip, Engine::new(vec![device], EngineConfig::default()).unwrap())
+    }
+
+    #[test]
+    fn stores_that_have_one_name_after_another_are_reported_apart() {
+        // tests [NB-67]
+        let (there, engine) = engine_at(1);
+        let (places, config) = ([SocketAddr::new(there, PORT)], ServerConfig::default());
+        let served = Served::open(&engine, &places, config, Exports::new(), Vec::new()).unwrap();
+        let (here, engine_here) = engine_at(11);
+        let client = Client::new(Arc::clone(&engine_here), MapOptions::new("s"));
+        let options = MapOptions::new("s").path(Some(here), there);
+        let mut failing = Failing::default();
+        let mut reported = Vec::new();
+        for failures in [5, 1] {
+            served.server().add(|exports| exports.backend("a", Arc::new(Broken))).unwrap();
+            let disk = client.map_with("a", &options).unwrap();
+            for _ in 0..failures {
+                let written = sync::write_at(&*disk, 0, &[0; 512], Durable::Later);
+                assert_eq!(written, Err(Errno::EIO));
+            }
+            reported.extend(served.failing(clock::now(), &mut failing));
+            client.unmap(&disk).unwrap();
+            served.server().remove("a", false).unwrap();
+        }
+        let begins = ["export a: 5 requests failed, ", "export a: 1 request failed, "];
+        assert!(reported.iter().zip(begins).all(|(line, begin)| line.starts_with(begin)));
+        assert_eq!(reported.len(), 2, "{reported:?}");
+        // Nothing has failed since, so there is nothing more to say, at any time.
+        for minutes in 1..5 {
+            let later = clock::now() + Duration::from_secs(60 * minutes);
+            assert_eq!(served.failing(later, &mut failing), [""; 0]);
+        }
+        // One that fails when its name is another's has its own words.
+        let before = served.server().failures();
+        served.server().add(|exports| exports.backend("a", Arc::new(Broken))).unwrap();
+        let disk = client.map_with("a", &options).unwrap();
+        sync::write_at(&*disk, 0, &[0; 512], Durable::Later).unwrap_err();
+        let stores = served.server().failures();
+        let current: Vec<bool> = stores.iter().map(|failed| failed.is_current).collect();
+        assert_eq!(current, [false, false, true]);
+        let known = |store: &str| before.iter().any(|failed| failed.store == store);
+        assert!(!known(&stores[2].store) && stores[0].store != stores[1].store);
+        let lines = served.failing(clock::now(), &mut Failing::default());
+        assert!(lines[0].starts_with(&format!("export a ({}): 5 requests", stores[0].store)));
+        assert!(lines[2].starts_with("export a: 1 request failed"), "{lines:?}");
+        client.close();
+        served.server().close();
+        [engine, engine_here].iter().for_each(|engine| engine.close());
+    }
 
     #[test]
     fn the_parameter_says_what_devices_do_about_keys() {

@@ -1,11 +1,11 @@
 //! A mapped disk.
 
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, mpsc};
 
-use bowline_block::{BlockDevice, DeviceMem, DiskEvent, DiskIo};
-use bowline_rnbd::client::{DevId, DevInfo, DiskRequest};
-use bowline_rnbd::{Errno, Failures, Limits};
+use bowline_block::{BlockDevice, DeviceMem, DiskDone, DiskEvent, DiskIo};
+use bowline_rnbd::client::{DevId, DevInfo, DiskRequest, State};
+use bowline_rnbd::{Errno, Failures, IoOp, Limits};
 use bowline_verbs::{Buffer, Mem, catch_callback_panic};
 use bowline_wire::rnbd::Access;
 
@@ -128,6 +128,44 @@ impl Disk {
         self.link.resize(self.dev, bytes)
     }
 
+    /// Tells whether the export has this many bytes: asks the server to read the last block of them
+    /// [NB-74]. Waits for the answer.
+    ///
+    /// # Errors
+    /// As [`resize`](Self::resize); `ENOMEM`; `ETIMEDOUT`.
+    pub fn holds(&self, bytes: u64) -> Result<bool, Errno> {
+        let is_open = || self.info().is_some_and(|info| info.state == State::Open);
+        let logical = self.limits().logical;
+        if !is_open() {
+            return Err(Errno::ENOENT);
+        }
+        if bytes > Limits::BYTES_MAX {
+            return Err(Errno::EOVERFLOW);
+        }
+        if !bytes.is_multiple_of(logical.into()) {
+            return Err(Errno::EINVAL);
+        }
+        let Some(last) = bytes.checked_sub(logical.into()) else { return Ok(true) };
+        let memory = self.memory(logical as usize)?;
+        let (answered, answer) = mpsc::channel();
+        let mut io = DiskIo::new(IoOp::Read, last, logical, Arc::new(Answered(answered)));
+        io.mem = Some((memory.region, 0));
+        let io = match &self.bounce_pool {
+            Some(bounce_pool) => bounce_pool.bounce(io),
+            None => Some(io),
+        };
+        if let Some(io) = io {
+            self.link.probe(self.dev, request(io));
+        }
+        match answer.recv() {
+            Ok(0) => Ok(true),
+            Ok(errno) if errno == Errno::ETIMEDOUT.neg() => Err(Errno::ETIMEDOUT),
+            // What has failed is the session.
+            _ if !is_open() => Err(Errno::ENOENT),
+            _ => Ok(false),
+        }
+    }
+
     /// Makes requests fail with `EIO` while the session is lost, whatever the disk was mapped with.
     /// Requests that wait for the session already fail now. While the session is up nothing
     /// changes. Call it before closing a front end in order to unmap the disk: a front end waits
@@ -159,6 +197,30 @@ impl Disk {
     }
 }
 
+/// Sends on the result of one request.
+struct Answered(mpsc::Sender<i32>);
+
+impl DiskDone for Answered {
+    fn done(&self, results: &[(u64, i32)]) {
+        for (_, errno) in results {
+            // Who asked waits for it.
+            let _ = self.0.send(*errno);
+        }
+    }
+}
+
+fn request(io: DiskIo) -> DiskRequest<Completion> {
+    DiskRequest {
+        op: io.op,
+        offset: io.offset,
+        len: io.len,
+        fua: io.fua,
+        nounmap: io.nounmap,
+        mem: io.mem.map(|(region, at)| (region, at as u64)),
+        done: Completion { to: io.done, tag: io.tag },
+    }
+}
+
 impl BlockDevice for Disk {
     fn limits(&self) -> Limits {
         *self.shared.limits.read().unwrap_or_else(PoisonError::into_inner)
@@ -187,16 +249,7 @@ impl BlockDevice for Disk {
         if let Some(bounce_pool) = &self.bounce_pool {
             *reqs = reqs.drain(..).filter_map(|io| bounce_pool.bounce(io)).collect();
         }
-        let requests = reqs.drain(..).map(|io| DiskRequest {
-            op: io.op,
-            offset: io.offset,
-            len: io.len,
-            fua: io.fua,
-            nounmap: io.nounmap,
-            mem: io.mem.map(|(region, at)| (region, at as u64)),
-            done: Completion { to: io.done, tag: io.tag },
-        });
-        self.link.submit(self.dev, requests);
+        self.link.submit(self.dev, reqs.drain(..).map(request));
     }
 
     fn take_turn(&self, other: BorrowedFd<'_>, is_waiting: &dyn Fn() -> bool) -> Option<usize> {

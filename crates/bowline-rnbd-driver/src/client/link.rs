@@ -361,6 +361,13 @@ impl Link {
         self.advance(state);
     }
 
+    /// Submits a read that may be beyond the end of a device.
+    pub(super) fn probe(&self, dev: DevId, request: DiskRequest<Completion>) {
+        let mut state = self.lock();
+        state.core.probe(clock::now(), dev, request);
+        self.advance(state);
+    }
+
     fn wait_outcome(&self, dev: DevId, call: PendingCall) -> Result<(), Errno> {
         self.wait_outcome_until(dev, call, None).unwrap_or(Err(Errno::ETIMEDOUT))
     }

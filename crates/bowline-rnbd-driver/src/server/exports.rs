@@ -1,13 +1,14 @@
 //! The exports of a server: names, and the stores behind them.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bowline_block::backend::{self, Backend, BackendSpec};
-use bowline_rnbd::Errno;
+use bowline_rnbd::{Errno, Failures};
 use bowline_rtrs::server::name_fits;
 use bowline_wire::rnbd::{Access, NAME_MAX};
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags, Stat, fstat, openat2, stat};
@@ -72,6 +73,34 @@ pub(super) enum Identity {
     File(u64, u64),
     /// A block device: its number.
     Device(u64),
+}
+
+impl fmt::Display for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let numbers =
+            |device| format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
+        match self {
+            Self::Store(number) => write!(f, "store {number} of this server"),
+            Self::File(device, inode) => {
+                write!(f, "file {inode} of the file system {}", numbers(*device))
+            }
+            Self::Device(device) => write!(f, "block device {}", numbers(*device)),
+        }
+    }
+}
+
+/// A store that has failed requests.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FailedStore {
+    /// Name of its export in the control tree. Other stores may have had it before, or since.
+    pub name: Arc<str>,
+    /// What it is, in words that no other store of this server has.
+    pub store: String,
+    /// It is what the name stands for now.
+    pub is_current: bool,
+    /// What failed.
+    pub failures: Failures,
 }
 
 /// An export whose file is no longer at its path. The file that was opened is still served.
@@ -140,8 +169,8 @@ pub struct Exports {
     numbers: u64,
 }
 
-impl std::fmt::Debug for Exports {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for Exports {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names = self.entries.keys().map(|name| String::from_utf8_lossy(name));
         f.debug_struct("Exports")
             .field("names", &names.collect::<Vec<_>>())

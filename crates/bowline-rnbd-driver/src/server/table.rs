@@ -50,7 +50,7 @@ const FAILED_MAX: usize = 1024;
 /// A store that has failed requests.
 #[derive(Clone)]
 pub(super) struct Failed {
-    /// Its label when it did.
+    /// Its label when it did last.
     pub(super) label: Arc<str>,
     pub(super) failures: Failures,
 }
@@ -185,7 +185,9 @@ impl Table {
             oldest.and_then(|oldest| self.failed.remove(&oldest));
         }
         let new = || Failed { label: Arc::clone(&export.label), failures: Failures::default() };
-        self.failed.entry(*identity).or_insert_with(new).failures.failed(now, op, errno);
+        let failed = self.failed.entry(*identity).or_insert_with(new);
+        failed.label = Arc::clone(&export.label);
+        failed.failures.failed(now, op, errno);
     }
 
     /// Returns the failures of a store.
@@ -194,8 +196,8 @@ impl Table {
     }
 
     /// Returns the stores that have failed requests.
-    pub(super) fn failed(&self) -> impl Iterator<Item = &Failed> {
-        self.failed.values()
+    pub(super) fn failed(&self) -> impl Iterator<Item = (Identity, &Failed)> {
+        self.failed.iter().map(|(identity, failed)| (*identity, failed))
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (ExportId, &OpenExport, &Traffic, Failures)> {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use bowline_ctl::{AttrDef, Dir, Errno, Node, Value};
+use bowline_ctl::{AttrDef, Caller, Dir, Errno, Node, Value};
 
 use super::health::Health;
 use super::{Block, DiskInfo, Disks, DynamicDir, MapSpec, UEVENT, command, dir_name, show, text};
@@ -142,12 +142,27 @@ impl Node for RnbdNode {
             ("unmap_device", "normal") => self.disks.unmap(&self.disk.name, false),
             ("unmap_device", "force") => self.disks.unmap(&self.disk.name, true),
             ("remap_device", "1") => self.disks.remap(&self.disk.name),
-            ("resize", value) => {
-                self.disks.resize(&self.disk.name, sectors(value).ok_or(Errno::EINVAL)?)
-            }
             ("unmap_device" | "remap_device", _) => Err(Errno::EINVAL),
             _ => Err(Errno::ENOENT),
         }
+    }
+
+    fn call(&self, name: &str, value: &str, caller: &Caller) -> Result<Option<Value>, Errno> {
+        if name != "resize" {
+            return self.write(name, value).map(|()| None);
+        }
+        let (size, force) = match value.trim().rsplit_once(char::is_whitespace) {
+            Some((size, "force")) => (size, true),
+            _ => (value, false),
+        };
+        let sectors = sectors(size).ok_or(Errno::EINVAL)?;
+        self.disks.resize(&self.disk.name, sectors, force).map_err(|refused| {
+            if let Some(why) = refused.why {
+                caller.explain(why);
+            }
+            refused.errno
+        })?;
+        Ok(None)
     }
 }
 

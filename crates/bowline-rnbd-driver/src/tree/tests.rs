@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use bowline_ctl::{Errno, Sys, Tree};
+use bowline_ctl::{Errno, Refused, Sys, Tree};
 use bowline_rnbd::{Failures, Latencies};
 use bowline_wire::rnbd::Access;
 
@@ -59,8 +59,9 @@ impl Disks for Fake {
         if force { Ok(()) } else { Err(Errno::EBUSY) }
     }
 
-    fn resize(&self, disk: &str, sectors: u64) -> Result<(), Errno> {
-        self.did(format!("resize {disk} {sectors}"));
+    fn resize(&self, disk: &str, sectors: u64, force: bool) -> Result<(), Refused> {
+        let force = if force { " force" } else { "" };
+        self.did(format!("resize {disk} {sectors}{force}"));
         Ok(())
     }
 
@@ -219,7 +220,10 @@ fn commands_reach_disks_and_exports_and_mistakes_do_not() {
     assert_eq!(disk("unmap_device", "force"), Ok(()));
     assert_eq!(disk("unmap_device", "1"), Err(Errno::EINVAL));
     assert_eq!(disk("resize", "0x800"), Ok(()));
-    assert_eq!(disk("resize", "1k"), Err(Errno::EINVAL));
+    assert_eq!(disk("resize", "512 force"), Ok(()));
+    for wrong in ["1k", "force", "512 normal", "512 force force", "512force"] {
+        assert_eq!(disk("resize", wrong), Err(Errno::EINVAL), "{wrong}");
+    }
     assert_eq!(disk("remap_device", "1\n"), Err(Errno::EALREADY));
     assert_eq!(disk("remap_device", "2"), Err(Errno::EINVAL));
     let open = "/class/rnbd-server/ctl/devices/ram0/sessions/s1/force_close";
@@ -239,6 +243,7 @@ fn commands_reach_disks_and_exports_and_mistakes_do_not() {
             "unmap rnbd0 false",
             "unmap rnbd0 true",
             "resize rnbd0 2048",
+            "resize rnbd0 512 force",
             "remap rnbd0",
             "close ram0 s1",
         ]

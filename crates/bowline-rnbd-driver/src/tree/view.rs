@@ -1,7 +1,7 @@
 //! The data and operations behind the tree; the client's disks and the server's exports implement
 //! them.
 
-use bowline_ctl::Errno;
+use bowline_ctl::{Errno, Refused};
 use bowline_rnbd::{Failures, Latencies};
 use bowline_wire::rnbd::Access;
 
@@ -26,12 +26,14 @@ pub trait Disks: Send + Sync {
     /// `EBUSY` when it is in use, `EALREADY` when it is being unmapped.
     fn unmap(&self, disk: &str, force: bool) -> Result<(), Errno>;
 
-    /// Changes the size of a disk on this side only, in sectors of 512 bytes [NB-37].
+    /// Changes the size of a disk on this side only, in sectors of 512 bytes [NB-37]; with `force`
+    /// it may become smaller while it is in use [NB-74].
     ///
     /// # Errors
     ///
-    /// `ENOENT` unless the disk is open.
-    fn resize(&self, disk: &str, sectors: u64) -> Result<(), Errno>;
+    /// `ENOENT` unless the disk is open; `EINVAL` if its export is smaller; `EBUSY` if it would
+    /// become smaller and is in use.
+    fn resize(&self, disk: &str, sectors: u64, force: bool) -> Result<(), Refused>;
 
     /// Opens a closed disk again and waits for the answer [NB-37].
     ///

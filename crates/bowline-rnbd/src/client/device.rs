@@ -49,6 +49,10 @@ pub(super) struct Seen {
     pub(super) failures: Failures,
     pub(super) reads: Latencies,
     pub(super) writes: Latencies,
+    /// Number of changes that were answered and may be in the server's cache, and how many of these
+    /// a flush has made durable.
+    pub(super) cached: u64,
+    pub(super) flushed: u64,
 }
 
 impl Seen {
@@ -300,6 +304,7 @@ impl Device {
             in_flight: self.in_flight,
             waiting: self.waiting.len(),
             stats: self.seen.stats,
+            is_unflushed: self.seen.cached > self.seen.flushed,
             failures: self.seen.failures,
             read_latencies: self.seen.reads.clone(),
             write_latencies: self.seen.writes.clone(),

@@ -45,6 +45,14 @@ struct Parent<D> {
     redo: bool,
     /// Index of the device, once a piece was sent that changes stored data.
     sent_to: Option<u32>,
+    /// It looks whether the server has these bytes, whatever the size of the disk: it is sent all
+    /// the same, and not counted.
+    is_probe: bool,
+    /// A piece was sent whose change may stay in the server's cache.
+    cached: bool,
+    /// Number of changes of the device that were cached when it was submitted: a flush makes these
+    /// durable.
+    covers: u64,
     generation: u32,
     /// When it was submitted.
     since: Instant,
@@ -128,7 +136,12 @@ impl<D> Queue<D> {
     }
 
     /// Accepts a request. The caller queues the returned fragment in its device.
-    pub(super) fn admit(&mut self, request: DiskRequest<D>, timeout: Option<Instant>) -> Fragment {
+    pub(super) fn admit(
+        &mut self,
+        request: DiskRequest<D>,
+        timeout: Option<Instant>,
+        seen: &Seen,
+    ) -> Fragment {
         let DiskRequest { op, offset, len, fua, nounmap, mem, done } = request;
         let request = DiskRequest { op, offset, len, fua, nounmap, mem, done: () };
         self.generations = self.generations.wrapping_add(1);
@@ -143,6 +156,9 @@ impl<D> Queue<D> {
             begun: false,
             redo: false,
             sent_to: None,
+            is_probe: false,
+            cached: false,
+            covers: seen.cached,
             generation,
             since: self.now,
         };
@@ -166,6 +182,26 @@ impl<D> Queue<D> {
         }
         let mem_at = mem.map_or(0, |(_, at)| at);
         Fragment { parent, op, offset, len, mem_at, slot: None }
+    }
+
+    /// As [`admit`](Self::admit), for a read of bytes that the disk may not have.
+    pub(super) fn admit_probe(
+        &mut self,
+        request: DiskRequest<D>,
+        timeout: Option<Instant>,
+        seen: &Seen,
+    ) -> Fragment {
+        let fragment = self.admit(request, timeout, seen);
+        if let Some(Some(entry)) = self.parents.get_mut(fragment.parent as usize) {
+            entry.is_probe = true;
+        }
+        fragment
+    }
+
+    /// Tells whether a fragment is of a probe.
+    pub(super) fn is_probe(&self, fragment: &Fragment) -> bool {
+        let entry = self.parents.get(fragment.parent as usize).and_then(Option::as_ref);
+        entry.is_some_and(|entry| entry.is_probe)
     }
 
     /// Number of timeouts at which those of requests that were answered are forgotten.
@@ -216,9 +252,13 @@ impl<D> Queue<D> {
         let entry = slot.take()?;
         self.free_parents.push(parent);
         self.overdue.retain(|(_, overdue)| *overdue != parent);
-        if let Some(seen) = seen {
+        if let Some(seen) = seen.filter(|_| !entry.is_probe) {
             if entry.errno == 0 {
                 seen.took(entry.request.op, self.now.saturating_since(entry.since));
+                seen.cached += u64::from(entry.cached);
+                if entry.request.op == IoOp::Flush {
+                    seen.flushed = seen.flushed.max(entry.covers);
+                }
             }
             count(&mut seen.stats, &entry.request, entry.errno);
         }
@@ -338,7 +378,8 @@ impl<D> Queue<D> {
                 false => device.waiting.iter().position(|fragment| !blocked(fragment))?,
             };
             let fragment = device.waiting.get_mut(at)?;
-            let over = self.parents[fragment.parent as usize].as_ref()?.done.is_none();
+            let entry = self.parents[fragment.parent as usize].as_ref()?;
+            let (over, is_probe) = (entry.done.is_none(), entry.is_probe);
             // One that the server may be at still goes out again, so that others wait for its end.
             let errno = match fragment.op {
                 // Its time was up before it could be sent.
@@ -346,6 +387,7 @@ impl<D> Queue<D> {
                 IoOp::Flush => None,
                 // The disk has changed since the request was submitted [NB-55].
                 op if !supports(limits, op) => Some(Errno::EOPNOTSUPP.neg()),
+                _ if is_probe => None,
                 _ if !limits.holds(fragment.offset, fragment.len.into()) => Some(Errno::EIO.neg()),
                 _ => None,
             };
@@ -387,6 +429,7 @@ impl<D> Queue<D> {
             // Decided by the server's present limits, which may have changed since the request was
             // submitted.
             let durable = limits.write_cache && (request.fua || device.write_through);
+            entry.cached |= limits.write_cache && !durable && piece.op.changes();
             let fua = durable && limits.fua;
             entry.flush_after |= durable && piece.op.changes() && !(fua && piece.op == IoOp::Write);
             let io = message(*wire_id, &piece, fua, request.nounmap);

@@ -407,6 +407,70 @@ fn a_local_resize_is_reported_and_kept() {
 }
 
 #[test]
+fn a_probe_is_sent_beyond_the_end_and_counted_nowhere() {
+    // tests [NB-74]
+    let mut rig = Rig::new(Config::default(), 1);
+    let dev = rig.mapped("a", 0, &DISK);
+    let probe = |rig: &mut Rig, offset, done| {
+        let (op, mem) = (IoOp::Read, Some((7, 0)));
+        let request = DiskRequest { op, offset, len: 512, fua: false, nounmap: false, mem, done };
+        rig.core.probe(rig.now, dev, request);
+        rig.pump();
+    };
+    for (done, answer) in [(1, -5), (2, 0)] {
+        probe(&mut rig, 2 << 20, done);
+        let io = rig.wire(0);
+        assert_eq!((io.op, io.sector, io.len), (wire::OP_READ, 4096, 512));
+        rig.answer(answer);
+        assert_eq!(rig.done(), [(done, answer)]);
+    }
+    let info = rig.core.info(dev).unwrap();
+    assert_eq!((info.stats, info.failures), Default::default());
+    rig.core.link_down(rig.now);
+    probe(&mut rig, 0, 3);
+    assert_eq!(rig.done(), [(3, -5)]);
+}
+
+#[test]
+fn changes_are_unflushed_until_a_flush_that_was_sent_after_them_succeeds() {
+    let mut rig = Rig::new(Config::default(), 8);
+    let dev = rig.mapped("a", 0, &DISK);
+    let is_unflushed = |rig: &Rig| rig.core.info(dev).unwrap().is_unflushed;
+    rig.io(dev, IoOp::Read, 0, 512, 1);
+    rig.io(dev, IoOp::Write, 0, 512, 2);
+    rig.answer(0);
+    assert!(!is_unflushed(&rig), "the write is not answered");
+    rig.io(dev, IoOp::Flush, 0, 0, 3);
+    rig.answer(0);
+    assert!(is_unflushed(&rig));
+    rig.answer(0);
+    assert!(is_unflushed(&rig), "the flush was sent before the write was answered");
+    rig.io(dev, IoOp::Flush, 0, 0, 4);
+    rig.answer(-5);
+    assert!(is_unflushed(&rig), "the flush has failed");
+    rig.io(dev, IoOp::Flush, 0, 0, 5);
+    rig.answer(0);
+    assert!(!is_unflushed(&rig));
+    let (fua, done) = (true, 6);
+    let (op, mem) = (IoOp::Write, Some((7, 100)));
+    let request = DiskRequest { op, offset: 0, len: 512, fua, nounmap: false, mem, done };
+    rig.core.submit(rig.now, dev, request);
+    rig.pump();
+    rig.answer(0);
+    assert!(!is_unflushed(&rig), "the write was durable by itself");
+    rig.io(dev, IoOp::Write, 0, 512, 7);
+    rig.answer(0);
+    rig.core.link_down(rig.now);
+    assert!(is_unflushed(&rig), "the session is lost before a flush");
+    let through = Limits { write_cache: false, fua: false, ..DISK };
+    let mut plain = Rig::new(Config::default(), 8);
+    let dev = plain.mapped("b", 1, &through);
+    plain.io(dev, IoOp::Write, 0, 512, 1);
+    plain.answer(0);
+    assert!(!plain.core.info(dev).unwrap().is_unflushed, "there is no cache");
+}
+
+#[test]
 fn devices_share_the_slots_by_turns() {
     let mut rig = Rig::new(Config::default(), 2);
     let (a, b) = (rig.mapped("a", 0, &DISK), rig.mapped("b", 1, &DISK));

@@ -244,6 +244,8 @@ pub struct DevInfo {
     pub waiting: usize,
     /// Counters of the device.
     pub stats: DiskStats,
+    /// Changes were answered that no flush has made durable: they may be in the server's cache.
+    pub is_unflushed: bool,
     /// Requests that the server's storage has failed.
     pub failures: Failures,
     /// How long reads took from submission to answer, if they succeeded.

@@ -157,8 +157,9 @@ impl Session {
             let attrs: Vec<PortAttr> = ports.iter().map(|port| port.attr()).collect();
             let core = Core::new(config.clone(), &attrs, random::uuid()?);
             let executor = Executor::new(State::new(core), ports, Arc::clone(&engine.stats));
-            let shared =
-                Arc::new(Shared::new(executor, Arc::clone(engine), polled, Arc::clone(&listeners)));
+            let (slack, of, to) =
+                (config.heartbeat.slack(), Arc::clone(engine), Arc::clone(&listeners));
+            let shared = Arc::new(Shared::new(executor, of, polled, slack, to));
             engine.add(Arc::clone(&shared) as Arc<dyn Member>)?;
             for (index, _) in unusable.iter().enumerate().filter(|(_, unusable)| **unusable) {
                 shared.device_gone(port_id(index));

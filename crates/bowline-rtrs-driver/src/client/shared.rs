@@ -91,6 +91,8 @@ pub(super) struct Shared {
     /// Completion queues of the poll connections, by connection index.
     polled: Vec<Polled>,
     polled_check_at: AtomicU64,
+    /// How late its timers may run.
+    slack: Duration,
     /// Wakes threads that wait for the outcome of a control call.
     changed: Condvar,
     listeners: Arc<Listeners>,
@@ -104,12 +106,14 @@ impl Shared {
         executor: Executor<State>,
         engine: Arc<Inner>,
         polled: u16,
+        slack: Duration,
         listeners: Arc<Listeners>,
     ) -> Self {
         let ports = executor.ports.len();
         Self {
             polled: (0..polled).map(|_| Polled::new(ports)).collect(),
             polled_check_at: AtomicU64::new(0),
+            slack,
             leads: DeviceLeads::new(ports),
             gone: executor.ports.iter().map(|_| AtomicBool::new(false)).collect(),
             devices_gone: AtomicUsize::new(0),
@@ -629,6 +633,10 @@ impl Member for Shared {
             self.drain_unpolled();
         }
         next
+    }
+
+    fn slack(&self) -> Duration {
+        self.slack
     }
 
     /// Requests on the device's paths move to paths of other devices. The session ends with its

@@ -89,6 +89,8 @@ struct State {
     exclusive: bool,
     /// Writes that wait to begin, first in first out.
     waiting: VecDeque<usize>,
+    /// No more writes are taken.
+    is_ending: bool,
     /// Answers of the disk, and whether a call of [`Bytes::done`] is handling them.
     answers: Vec<(u64, i32)>,
     draining: bool,
@@ -141,6 +143,7 @@ impl Bytes {
                 writing: 0,
                 exclusive: false,
                 waiting: VecDeque::new(),
+                is_ending: false,
                 answers: Vec::new(),
                 draining: false,
             }),
@@ -165,6 +168,11 @@ impl Bytes {
                 op.reply = Some(reply);
                 let mut state = self.lock();
                 let changes = op.op.changes();
+                if changes && state.is_ending {
+                    drop(state);
+                    op.errno = Errno::EIO.neg();
+                    return self.finish(op);
+                }
                 let slot = state.insert(op);
                 if changes {
                     state.waiting.push_back(slot);
@@ -329,6 +337,17 @@ impl Bytes {
     pub(super) fn is_idle(&self) -> bool {
         let state = self.lock();
         state.slots.len() == state.free.len() && state.answers.is_empty() && !state.draining
+    }
+
+    /// Refuses writes with EIO from now on; those that were taken continue.
+    pub(super) fn end_changes(&self) {
+        self.lock().is_ending = true;
+    }
+
+    /// Tells whether no write is in progress.
+    pub(super) fn is_unchanging(&self) -> bool {
+        let state = self.lock();
+        state.writing == 0 && state.waiting.is_empty()
     }
 
     pub(super) fn are_pending(&self) -> bool {

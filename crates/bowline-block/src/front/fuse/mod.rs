@@ -396,6 +396,18 @@ impl Mount {
         self.file.users().disabled = false;
     }
 
+    /// Refuses changes with EIO from now on, and opens of the file; changes that were begun are
+    /// answered. For the end of a process, so that no change is answered after its last flush.
+    pub fn finish(&self) {
+        self.file.users().disabled = true;
+        self.file.bytes.end_changes();
+    }
+
+    /// Tells whether each change that was begun is answered.
+    pub fn is_unchanging(&self) -> bool {
+        self.file.bytes.is_unchanging()
+    }
+
     /// Tells why another process cannot continue with it.
     pub fn cannot_hand_over(&self) -> Option<&'static str> {
         self.has_ring.then_some(

@@ -17,7 +17,8 @@ use bowline_node::{
     disks::{
         DeviceConfig, DiskFrontEnds, ENDING_PATIENCE, FREE_POLL, FREE_WAIT, FailingDisks,
         FrontEndConfig, HandedFrontEnds, Heir, MapConfig, Mapping, Predecessor, Route, Service,
-        Unserved, client_classes, kept, map_patiently, refused, report_all, unmap_all, watch,
+        Unserved, client_classes, kept, map_patiently, refused, report_all, say_what_is_cut_off,
+        unmap_all, watch,
     },
     log::Duty,
     metrics, namespaces,
@@ -63,7 +64,7 @@ const ANSWER_POLL: Duration = Duration::from_millis(1);
                   Paths that are lost or back are logged on standard error. Ends with SIGINT or SIGTERM, or when no \
                   disk has been mapped for a second. At the end it names the processes that it cuts off, answers \
                   what they have asked for (within 5 s) and flushes what was written; a second signal ends it at \
-                  once. Exit status 1: not all of that was possible. Under a service manager that keeps descriptors \
+                  once, and it says what was not flushed. Exit status 1: not all of that was possible. Under a service manager that keeps descriptors \
                   (FileDescriptorStoreMax= of systemd 254) a process that is killed and started again with the \
                   same options resumes: the file of --fuse stays open, and its requests wait (Linux 6.9; they do \
                   not come by io_uring then); clients of --nbd connect again. Unmount file systems on the disks first, or data that was not \
@@ -381,7 +382,10 @@ impl Mapped<'_> {
             report_all(&notices);
             paths.report(why);
             match ended {
-                Ended::Here => unserved = front_ends.finish(),
+                Ended::Here => {
+                    say_what_is_cut_off(&front_ends, stop);
+                    unserved = front_ends.finish();
+                }
                 // An unmap in progress may wait for a lost session.
                 Ended::Handed(..) => front_ends.fail_fast(),
             }
@@ -412,11 +416,7 @@ impl Mapped<'_> {
             wanted.clear(listener.as_deref());
         }
         let ended = result?;
-        if unserved.is_nothing() {
-            Ok(ended)
-        } else {
-            Err(Failure::failed("not everything was served"))
-        }
+        unserved.outcome().map(|()| ended)
     }
 
     /// Hands the front ends over if another process asks for them and may have them.

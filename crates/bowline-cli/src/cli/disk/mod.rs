@@ -35,7 +35,7 @@ list [FIELDS] [csv|json|xml] [B|K|M|G|T|P|E] [notree] [noheaders] [nototals]\n  
 show NAME [FIELDS] [csv|json|xml] [UNIT]     one device, session or path\n  \
 dump [csv|json|xml]                          everything\n  \
 map DEVICE from SERVER [PATH..] [ro|rw|migration] [OPTION=VALUE..]     in the client that runs here\n  \
-resize DEVICE SIZE [UNIT], unmap DEVICE [force], remap DEVICE|SESSION [force]\n  \
+resize DEVICE SIZE [UNIT] [force], unmap DEVICE [force], remap DEVICE|SESSION [force]\n  \
 recover DEVICE|SESSION|PATH|all [add-missing], reconnect SESSION|PATH\n  \
 add SESSION PATH, delete [SESSION] PATH, readd [SESSION] PATH, disconnect PATH|SESSION\n  \
 close DEVICE [SESSION] [force]               on the server\n  \

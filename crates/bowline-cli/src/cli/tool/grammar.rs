@@ -221,7 +221,7 @@ pub(super) fn parse(arguments: &[String]) -> Result<Request, Refusal> {
                     .to_owned()
             }
             Verb::Export => "export needs: NAME file=PATH or memory=BYTES".to_owned(),
-            Verb::Resize => "resize needs: DEVICE SIZE [UNIT]".to_owned(),
+            Verb::Resize => "resize needs: DEVICE SIZE [UNIT] [force]".to_owned(),
             Verb::Add => "add needs: SESSION PATH".to_owned(),
             Verb::Set => "set needs: FILE VALUE".to_owned(),
             _ => "a name is missing".to_owned(),
@@ -377,6 +377,7 @@ pub(super) fn next(arguments: &[String]) -> Vec<&'static str> {
         Verb::Map if behind == 1 => vec!["from"],
         Verb::Map if behind > 2 => vec!["ro", "rw", "migration"],
         Verb::Unmap | Verb::Remap if behind > 0 => vec!["force"],
+        Verb::Resize if behind > 1 => vec!["force"],
         Verb::Close | Verb::Unexport if behind > 0 => vec!["force"],
         Verb::Recover if behind == 0 => vec!["all"],
         Verb::Recover => vec!["add-missing"],
@@ -420,6 +421,8 @@ mod tests {
             assert_eq!(request(text).options.format, Format::Json, "{text}");
         }
         assert_eq!(request("resize rnbd0 2 G").names, ["rnbd0", "2", "G"]);
+        let forced = request("resize rnbd0 2G force");
+        assert!(forced.options.force && forced.names == ["rnbd0", "2G"]);
         assert_eq!(request("tree --path class").names, request("tree class").names);
         assert_eq!(request("set class/x force").names, ["class/x", "force"]);
     }

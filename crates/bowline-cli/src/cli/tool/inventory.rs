@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use bowline_ctl::{Client, Errno, Json, Op, folders};
+use bowline_ctl::{Client, Errno, Json, Op, Refused, folders};
 use bowline_node::{
     control::{looked_in, none_here},
     log::utc,
@@ -249,16 +249,19 @@ impl Inventory {
             (Transport::Files, _) => sysfs::read(&sysfs::place(&source.place, path)),
             (Transport::Socket(client), op) => {
                 let limit = if matches!(op, Op::Write(_)) { None } else { Some(PROBE_TIMEOUT) };
-                let answer = client.set_limit(limit).and_then(|()| client.ask(op, path));
+                let answer = client.set_limit(limit).and_then(|()| client.ask_why(op, path));
                 let answer = answer.map_err(|error| {
                     Refusal::system(
                         &error,
                         format!("lost the connection to {}", source.place.display()),
                     )
                 })?;
-                answer
-                    .map(|json| json.as_str().unwrap_or_default().to_owned())
-                    .map_err(io::Error::from)
+                return answer.map(|json| json.as_str().unwrap_or_default().to_owned()).map_err(
+                    |Refused { errno, why }| match why {
+                        Some(why) => Refusal::new(errno, format!("{shown}: {why}")),
+                        None => Refusal::of(errno, &shown),
+                    },
+                );
             }
         };
         done.map_err(|error| Refusal::of(Errno::of(&error), &shown))

@@ -337,7 +337,20 @@ impl Run<'_> {
     fn resize(&mut self, device: &str, size: &str, unit: &str) -> Result<(), Refusal> {
         let sectors = sectors(size, unit)?;
         let row = self.client(Target::Device, device)?;
-        self.write(row.source, &format!("{}/resize", row.at), &sectors.to_string())
+        let force = self.request.options.force;
+        let value = if force { format!("{sectors} force") } else { sectors.to_string() };
+        let done = self.write(row.source, &format!("{}/resize", row.at), &value);
+        done.map_err(|refusal| match refusal.errno {
+            Errno::EBUSY => {
+                let (name, given) = (row.item.text("devname"), format!("{size} {unit}"));
+                let given = given.trim_end();
+                refusal.with(&format!(
+                    "what is behind the new end would be out of reach; close its users, or `resize \
+                     {name} {given} force`"
+                ))
+            }
+            _ => refusal,
+        })
     }
 
     fn unmap(&mut self, device: &str) -> Result<(), Refusal> {

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use bowline_ctl::{AttrDef, Errno, Node, Sys, Tree};
+use bowline_ctl::{AttrDef, Errno, Node, Refused, Sys, Tree};
 use bowline_rnbd_driver::tree::{
     DiskInfo, Disks, ExportCommands, ExportInfo, Exports, MapSpec, disks_node, exports_node,
 };
@@ -119,8 +119,8 @@ impl Disks for HostDisks {
         Self::disks(self).ok_or(Errno::ENODEV)?.unmap(disk, force)
     }
 
-    fn resize(&self, disk: &str, sectors: u64) -> Result<(), Errno> {
-        Self::disks(self).ok_or(Errno::ENODEV)?.resize(disk, sectors)
+    fn resize(&self, disk: &str, sectors: u64, force: bool) -> Result<(), Refused> {
+        Self::disks(self).ok_or(Errno::ENODEV)?.resize(disk, sectors, force)
     }
 
     fn remap(&self, disk: &str) -> Result<(), Errno> {

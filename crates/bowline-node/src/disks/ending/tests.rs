@@ -1,0 +1,265 @@
+use std::{
+    fs::File,
+    net::{IpAddr, SocketAddr},
+    os::unix::{
+        fs::{FileExt, symlink},
+        net::UnixStream,
+    },
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use bowline_block::{
+    Errno, IoOp, Limits,
+    backend::{Backend, BackendDone, BackendIo, BackendResult},
+    front::nbd::{self, NbdOptions},
+    sync::Durable,
+};
+use bowline_rnbd_driver::{
+    client::{Client, MapOptions},
+    server::{ExportServer, Exports, ServerConfig},
+};
+use bowline_roce_driver::{SoftConfig, SoftDevice};
+use bowline_rtrs_driver::{Engine, EngineConfig, PORT};
+use bowline_testkit::skipped;
+
+use super::*;
+use crate::disks::{DiskFrontEnds, FrontEndConfig, PreparedFrontEnds};
+
+const BYTES: u64 = 1 << 20;
+
+/// Storage that notes what it was asked for, and answers it.
+#[derive(Default)]
+struct Noting {
+    asked: Mutex<Vec<IoOp>>,
+    /// Errno of flushes, negative.
+    flush: Mutex<i32>,
+}
+
+impl Noting {
+    fn asked(&self) -> Vec<IoOp> {
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn count(&self, op: IoOp) -> usize {
+        self.asked().into_iter().filter(|asked| *asked == op).count()
+    }
+}
+
+impl Backend for Noting {
+    fn limits(&self) -> Limits {
+        Limits { write_cache: true, ..Limits::plain(BYTES) }
+    }
+
+    fn submit(&self, io: &mut Vec<BackendIo>, done: &Arc<dyn BackendDone>) {
+        for io in io.drain(..) {
+            self.asked.lock().unwrap_or_else(PoisonError::into_inner).push(io.op);
+            let errno = match io.op {
+                IoOp::Flush => *self.flush.lock().unwrap_or_else(PoisonError::into_inner),
+                _ => 0,
+            };
+            done.done(&[BackendResult { token: io.token, errno, direct: None }]);
+        }
+    }
+
+    fn resize(&self) -> std::io::Result<u64> {
+        Ok(BYTES)
+    }
+}
+
+/// A server and a client with front ends, in one process.
+struct Rig {
+    stores: Vec<Arc<Noting>>,
+    server: Arc<ExportServer>,
+    client: Arc<Client>,
+    disks: Vec<Arc<Disk>>,
+    front_ends: Arc<DiskFrontEnds>,
+    folder: PathBuf,
+}
+
+impl Rig {
+    /// Maps this many disks.
+    fn new(net: u8, count: usize) -> Self {
+        let engine = |host| {
+            let ip = IpAddr::from([127, 62, net, host]);
+            let config = SoftConfig { addrs: vec![ip], ..SoftConfig::default() };
+            let device = Arc::new(SoftDevice::open(config).unwrap());
+            (ip, Engine::new(vec![device], EngineConfig::default()).unwrap())
+        };
+        let stores: Vec<Arc<Noting>> = (0..count).map(|_| Arc::default()).collect();
+        let mut exports = Exports::new();
+        for (number, store) in stores.iter().enumerate() {
+            exports.backend(&format!("disk{number}"), Arc::<Noting>::clone(store)).unwrap();
+        }
+        let (there, engine_there) = engine(1);
+        let places = [SocketAddr::new(there, PORT)];
+        let server = ExportServer::open(&engine_there, &places, ServerConfig::default(), exports);
+        let (here, engine_here) = engine(11);
+        let client = Client::new(engine_here, MapOptions::new("s"));
+        let options = MapOptions::new("s").path(Some(here), there);
+        let map = |number| client.map_with(&format!("disk{number}"), &options).unwrap();
+        let disks = (0..count).map(map).collect();
+        let (notices, _) = mpsc::channel();
+        let front_ends =
+            DiskFrontEnds::new(Arc::clone(&client), FrontEndConfig::default(), notices);
+        let name = format!("bowline-ending-{net}-{}", std::process::id());
+        let folder = std::env::temp_dir().join(name);
+        fs::create_dir(&folder).unwrap();
+        Self { stores, server: server.unwrap(), client, disks, front_ends, folder }
+    }
+
+    /// Mounts each disk; returns the open files, or `None` where nothing can be mounted.
+    fn mounted(&self) -> Option<Vec<File>> {
+        let mut files = Vec::new();
+        for (number, disk) in self.disks.iter().enumerate() {
+            let dir = self.folder.join(number.to_string());
+            let config = FrontEndConfig { fuse: Some(dir.clone()), ..FrontEndConfig::default() };
+            if let Err(trouble) = self.front_ends.open(disk, &config) {
+                skipped::without_fuse(trouble);
+                return None;
+            }
+            let file = File::options().read(true).write(true).open(dir.join(disk.local_name()));
+            files.push(file.unwrap());
+        }
+        Some(files)
+    }
+
+    fn write(&self, disk: usize) {
+        sync::write_at(&*self.disks[disk], 0, &[7; 4096], Durable::Later).unwrap();
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        self.client.close();
+        self.server.close();
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+#[test]
+fn one_look_through_all_processes_finds_the_users_of_all_files() {
+    let proc = std::env::temp_dir().join(format!("bowline-holders-{}", std::process::id()));
+    let files = [Path::new("/mnt/a/rnbd0"), Path::new("/mnt/b/rnbd1")];
+    for (pid, targets) in [
+        ("10", &["/mnt/a/rnbd0", "/mnt/a/rnbd0", "/dev/null"][..]),
+        ("11", &["/mnt/b/rnbd1", "/mnt/a/rnbd0"]),
+        ("12", &["/mnt/a/rnbd00"]),
+        ("self", &["/mnt/a/rnbd0"]),
+    ] {
+        let fds = proc.join(pid).join("fd");
+        fs::create_dir_all(&fds).unwrap();
+        for (fd, target) in targets.iter().enumerate() {
+            symlink(target, fds.join(fd.to_string())).unwrap();
+        }
+    }
+    let found: Vec<_> = holders(&proc, &files).into_iter().collect();
+    assert_eq!(found, [(10, 0), (11, 0), (11, 1)]);
+    fs::remove_dir_all(proc).unwrap();
+}
+
+#[test]
+fn no_write_is_taken_after_the_last_flush() {
+    // tests [NB-73]
+    let rig = Rig::new(1, 1);
+    let Some(files) = rig.mounted() else { return };
+    let store = &rig.stores[0];
+    let is_over = AtomicBool::new(false);
+    thread::scope(|threads| {
+        for n in 0..4 {
+            let (file, is_over) = (&files[0], &is_over);
+            // An error ends no writer: a later write must not be taken either.
+            threads.spawn(move || {
+                while !is_over.load(Ordering::Relaxed) {
+                    let _ = file.write_at(&[n; 4096], u64::from(n) << 12);
+                }
+            });
+        }
+        while store.count(IoOp::Write) < 100 {
+            thread::yield_now();
+        }
+        let mut unserved = rig.front_ends.finish();
+        rig.front_ends.close(&mut unserved);
+        is_over.store(true, Ordering::Relaxed);
+        assert!(unserved.outcome().is_ok(), "{unserved:?}");
+    });
+    let asked = store.asked();
+    assert_eq!(asked.last(), Some(&IoOp::Flush), "{} requests", asked.len());
+}
+
+#[test]
+fn front_ends_close_at_the_same_time() {
+    let rig = Rig::new(2, 6);
+    // A file that stays open keeps each mount from ending for two seconds.
+    let Some(files) = rig.mounted() else { return };
+    let began = Instant::now();
+    let mut unserved = rig.front_ends.finish();
+    rig.front_ends.close(&mut unserved);
+    let took = began.elapsed();
+    assert!(took < CLOSE_PATIENCE + FINISH_PATIENCE, "{took:?}");
+    assert!(unserved.outcome().is_ok(), "{unserved:?}");
+    drop(files);
+}
+
+fn prepared(front_ends: FrontEnds) -> PreparedFrontEnds {
+    PreparedFrontEnds { front_ends, places: Vec::new() }
+}
+
+#[test]
+fn a_front_end_that_was_being_opened_at_the_end_is_refused_and_what_it_took_is_flushed() {
+    let rig = Rig::new(3, 1);
+    let (disk, place) = (&rig.disks[0], rig.folder.join("nbd"));
+    let opening = {
+        let device: Arc<dyn BlockDevice> = Arc::<Disk>::clone(disk);
+        let served = nbd::serve(device, &place, NbdOptions::default()).unwrap();
+        FrontEnds { nbd: Some(served), ..FrontEnds::default() }
+    };
+    rig.front_ends.begin_opening(disk.local_name(), false).unwrap();
+    let client = UnixStream::connect(&place).unwrap();
+    rig.write(0);
+    let mut unserved = rig.front_ends.finish();
+    let trouble = rig.front_ends.begin(disk, prepared(opening)).unwrap_err();
+    assert_eq!(trouble.errno, Errno::ENODEV);
+    assert!(UnixStream::connect(&place).is_err(), "nobody is served any more");
+    assert_eq!(rig.stores[0].asked().last(), Some(&IoOp::Flush));
+    rig.front_ends.close(&mut unserved);
+    assert!(unserved.outcome().is_ok(), "{unserved:?}");
+    drop(client);
+}
+
+#[test]
+fn what_a_front_end_that_is_refused_could_not_flush_is_reported() {
+    let rig = Rig::new(4, 1);
+    let disk = &rig.disks[0];
+    *rig.stores[0].flush.lock().unwrap() = -5;
+    rig.front_ends.begin_opening(disk.local_name(), false).unwrap();
+    rig.write(0);
+    let mut unserved = rig.front_ends.finish();
+    rig.front_ends.begin(disk, prepared(FrontEnds::default())).unwrap_err();
+    rig.client.unmap(disk).unwrap();
+    rig.front_ends.close(&mut unserved);
+    let line = "rnbd0: what was written was not made durable: Input/output error";
+    assert_eq!(unserved.lines, [line]);
+}
+
+#[test]
+fn what_is_not_flushed_yet_is_known_until_it_is() {
+    // tests [NB-73]
+    let rig = Rig::new(5, 2);
+    rig.write(1);
+    let cut = "rnbd1: what was written was not made durable: a second signal cut off the flush";
+    assert_eq!(rig.front_ends.unflushed(), [cut]);
+    sync::flush(&*rig.disks[1]).unwrap();
+    assert!(rig.front_ends.unflushed().is_empty());
+    rig.write(0);
+    rig.server.close();
+    while rig.disks[0].info().unwrap().state == State::Open {
+        thread::sleep(POLL_INTERVAL);
+    }
+    let mut unserved = rig.front_ends.finish();
+    rig.front_ends.close(&mut unserved);
+    let lost = "rnbd0: what was written was not made durable: its server is not connected";
+    assert_eq!(unserved.lines, [lost]);
+}
