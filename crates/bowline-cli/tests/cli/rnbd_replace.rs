@@ -419,7 +419,7 @@ fn a_process_continues_when_the_next_one_does_not() {
         // One that is killed after it was given everything.
         let mut next = UnixStream::connect(&socket).expect("a control socket");
         let wants = serde_json::json!({
-            "format": 3,
+            "format": 4,
             "service": { "map": {
                 "device": "disk0", "session": "s1", "servers": ["127.75.4.1"],
                 "front_ends": { "nbd": text, "fuse": null, "ublk": false, "vhost-user": null },

@@ -15,7 +15,6 @@ use bowline_block::{
     front::{
         fuse::{self, FuseOptions, Mount},
         nbd::{self, NbdOptions, NbdServer},
-        ublk::{self, Ublk, UblkOptions},
         vhost_user::{self, VhostUserOptions, VhostUserServer},
     },
 };
@@ -29,6 +28,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     HandedFrontEnds, Trouble,
+    block_device::{DiskBlockDevice, DiskOrigin},
     client::ClientObjects,
     ending::{FINISH_PATIENCE, Unserved, tell, users},
     mapping::MapConfig,
@@ -119,7 +119,7 @@ pub fn map_options(words: &[String]) -> Result<(MapConfig, FrontEndConfig), Stri
 pub(super) struct FrontEnds {
     pub(super) nbd: Option<NbdServer>,
     pub(super) fuse: Option<Mount>,
-    ublk: Option<Ublk>,
+    ublk: Option<DiskBlockDevice>,
     pub(super) vhost_user: Option<VhostUserServer>,
 }
 
@@ -128,7 +128,7 @@ impl FrontEnds {
     fn disable_if_unused(&self) -> bool {
         let unused = self.nbd.as_ref().is_none_or(NbdServer::disable_if_unused)
             && self.fuse.as_ref().is_none_or(Mount::disable_if_unused)
-            && self.ublk.as_ref().is_none_or(Ublk::disable_if_unused)
+            && self.ublk.as_ref().is_none_or(DiskBlockDevice::disable_if_unused)
             && self.vhost_user.as_ref().is_none_or(VhostUserServer::disable_if_unused);
         if !unused {
             self.enable();
@@ -141,16 +141,19 @@ impl FrontEnds {
     fn pause(&self, within: Duration) -> bool {
         self.nbd.iter().for_each(NbdServer::pause);
         self.fuse.iter().for_each(Mount::pause);
+        self.ublk.iter().for_each(DiskBlockDevice::pause);
         let end = Instant::now() + within;
         loop {
             let is_paused = self.nbd.as_ref().is_none_or(NbdServer::is_paused)
-                && self.fuse.as_ref().is_none_or(Mount::is_paused);
+                && self.fuse.as_ref().is_none_or(Mount::is_paused)
+                && self.ublk.as_ref().is_none_or(DiskBlockDevice::is_paused);
             if is_paused {
                 return true;
             }
             if Instant::now() >= end {
                 self.nbd.iter().for_each(NbdServer::unpause);
                 self.fuse.iter().for_each(Mount::unpause);
+                self.ublk.iter().for_each(DiskBlockDevice::unpause);
                 return false;
             }
             thread::sleep(PAUSE_POLL);
@@ -160,9 +163,10 @@ impl FrontEnds {
     /// Gives away what another process continues with; the rest ends.
     fn hand_over(self) -> io::Result<HandedFrontEnds> {
         self.detach();
+        let ublk = self.ublk.and_then(DiskBlockDevice::hand_over);
         let nbd = self.nbd.map(NbdServer::hand_over).transpose()?;
         let fuse = self.fuse.map(Mount::hand_over).transpose()?;
-        Ok(HandedFrontEnds { nbd, fuse })
+        Ok(HandedFrontEnds { nbd, fuse, ublk })
     }
 
     /// Lets go of users that outlive this process: requests that fail from now on are no errors of
@@ -175,7 +179,7 @@ impl FrontEnds {
     fn enable(&self) {
         self.nbd.iter().for_each(NbdServer::enable);
         self.fuse.iter().for_each(Mount::enable);
-        self.ublk.iter().for_each(Ublk::enable);
+        self.ublk.iter().for_each(DiskBlockDevice::enable);
         self.vhost_user.iter().for_each(VhostUserServer::enable);
     }
 }
@@ -322,11 +326,14 @@ impl DiskFrontEnds {
     /// Opens front ends of a disk, and reports their locations. Those of other disks may be opened
     /// and closed meanwhile.
     pub fn open(&self, disk: &Arc<Disk>, front_ends: &FrontEndConfig) -> Result<(), Trouble> {
-        self.open_with(disk, front_ends, HandedFrontEnds::default())
+        self.open_with(disk, front_ends, HandedFrontEnds::default())?;
+        self.own(disk.local_name());
+        Ok(())
     }
 
     /// As [`open`](Self::open), but continues with what another process has
-    /// [handed over](Self::hand_over).
+    /// [handed over](Self::hand_over). Until [`own`](Self::own), a block device of another process
+    /// is left at the end as it was found.
     pub fn open_with(
         &self,
         disk: &Arc<Disk>,
@@ -346,12 +353,13 @@ impl DiskFrontEnds {
             self.notify(name, DiskNotice::Unmapped);
         }
         drop(state);
-        let opened = open_front_ends(disk, front_ends, handed, &self.notices);
+        let opened = open_front_ends(disk, front_ends, &self.origin(disk), handed, &self.notices);
         let mut state = self.lock();
         let front =
             state.front_states.get_mut(name).filter(|front| matches!(front, FrontState::Opening));
         match (opened, front) {
             (Ok((front_ends, places)), Some(front)) => {
+                let is_inherited = front_ends.ublk.as_ref().is_some_and(|ublk| ublk.is_inherited());
                 *front = FrontState::Open(Box::new(front_ends));
                 // With the lock held, so that it is the first notice of the disk.
                 let (device, bytes) = (disk.name().to_owned(), disk.limits().bytes);
@@ -361,6 +369,7 @@ impl DiskFrontEnds {
                     // The receiver is gone when the process ends.
                     let _ = notices.send((local_name.clone(), DiskNotice::Changed(event)));
                 }));
+                state.is_inherited |= is_inherited;
                 Ok(())
             }
             (Ok(unused), None) => {
@@ -377,6 +386,21 @@ impl DiskFrontEnds {
         }
     }
 
+    /// Says that this process serves a disk: its front ends are removed at the end.
+    pub fn own(&self, disk: &str) {
+        if let Some(FrontState::Open(front_ends)) = self.lock().front_states.get(disk) {
+            front_ends.ublk.iter().for_each(DiskBlockDevice::own);
+        }
+    }
+
+    /// Returns where a disk comes from.
+    fn origin(&self, disk: &Disk) -> DiskOrigin {
+        let session = disk.session_name().to_owned();
+        let paths = self.client.session(&session).map(|session| ClientSession::paths(&*session));
+        let servers = paths.into_iter().flatten().map(|path| path.dst).collect();
+        DiskOrigin { session, device: disk.name().to_owned(), servers }
+    }
+
     /// Tells why the front ends of a disk cannot continue in another process.
     pub fn cannot_hand_over(&self, disk: &str) -> Option<String> {
         let mapped = self.client.disks();
@@ -389,10 +413,9 @@ impl DiskFrontEnds {
         }
         match (&mapped[..], state.front_states.get(disk)) {
             ([one], Some(FrontState::Open(front_ends))) if one.local_name() == disk => {
-                let text = "a ublk device ends with its process: unmount it and start again";
-                let ublk = front_ends.ublk.as_ref().map(|_| text);
+                let ublk = front_ends.ublk.as_ref().and_then(DiskBlockDevice::cannot_hand_over);
                 let fuse = || front_ends.fuse.as_ref().and_then(Mount::cannot_hand_over);
-                ublk.or_else(fuse).map(str::to_owned)
+                ublk.or_else(|| fuse().map(str::to_owned))
             }
             _ => Some(format!("it has other disks than {disk} by now: unmap them")),
         }
@@ -569,6 +592,7 @@ fn unmapping() -> Trouble {
 fn open_front_ends(
     disk: &Arc<Disk>,
     options: &FrontEndConfig,
+    origin: &DiskOrigin,
     handed: HandedFrontEnds,
     notices: &Sender<(String, DiskNotice)>,
 ) -> Result<(FrontEnds, Vec<String>), Trouble> {
@@ -608,9 +632,9 @@ fn open_front_ends(
     }
     if options.ublk {
         let device: Arc<dyn BlockDevice> = Arc::<Disk>::clone(disk);
-        let attached = ublk::attach(device, UblkOptions::default());
+        let opened = DiskBlockDevice::open(&device, origin, handed.ublk);
         let ublk =
-            attached.map_err(|error| Trouble::io(format!("no block device: {error}"), &error))?;
+            opened.map_err(|error| Trouble::io(format!("no block device: {error}"), &error))?;
         locations.push(format!("ublk {}", ublk.path().display()));
         front_ends.ublk = Some(ublk);
     }

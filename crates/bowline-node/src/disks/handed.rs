@@ -8,7 +8,7 @@ use std::{
     },
 };
 
-use bowline_block::front::{fuse, nbd};
+use bowline_block::front::{fuse, nbd, ublk};
 use serde::{Deserialize, Serialize};
 
 use super::replace::Parcel;
@@ -20,12 +20,14 @@ pub struct HandedFrontEnds {
     pub nbd: Option<nbd::Handed>,
     /// The mount.
     pub fuse: Option<fuse::Handed>,
+    /// The block device.
+    pub ublk: Option<ublk::DeviceId>,
 }
 
 impl HandedFrontEnds {
     /// Tells whether there are any.
     pub const fn is_any(&self) -> bool {
-        self.nbd.is_some() || self.fuse.is_some()
+        self.nbd.is_some() || self.fuse.is_some() || self.ublk.is_some()
     }
 }
 
@@ -35,6 +37,14 @@ struct Contents {
     /// Clients of NBD.
     nbd: Option<Vec<Client>>,
     fuse: Option<Mounted>,
+    ublk: Option<Device>,
+}
+
+/// The block device.
+#[derive(Deserialize, Serialize)]
+struct Device {
+    id: u32,
+    tag: u64,
 }
 
 /// The mount.
@@ -74,7 +84,8 @@ impl HandedFrontEnds {
     /// No descriptors left.
     pub fn pack(&self) -> io::Result<Parcel> {
         let mut parcel = Parcel::default();
-        let mut contents = Contents { nbd: None, fuse: None };
+        let mut contents = Contents { nbd: None, fuse: None, ublk: None };
+        contents.ublk = self.ublk.map(|device| Device { id: device.id, tag: device.tag });
         if let Some(nbd) = &self.nbd {
             parcel.descriptors.push(nbd.listener.as_fd().try_clone_to_owned()?);
             for client in &nbd.clients {
@@ -130,6 +141,7 @@ impl HandedFrontEnds {
         if let Some(Mounted { opens, device }) = contents.fuse {
             handed.fuse = Some(fuse::Handed { kernel: next()?, opens, device });
         }
+        handed.ublk = contents.ublk.map(|Device { id, tag }| ublk::DeviceId { id, tag });
         Ok(handed)
     }
 }

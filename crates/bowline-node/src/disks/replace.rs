@@ -34,7 +34,7 @@ use super::FrontEndConfig;
 use crate::{Failure, Outcome, signals::Stop};
 
 /// Version of all that the two processes say to each other.
-const FORMAT: u32 = 3;
+const FORMAT: u32 = 4;
 /// How long the other process may take for each step.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Most bytes of a state: those of 64 clients, each with the largest requests.
