@@ -224,7 +224,8 @@ def rnbd_ublk_cut(c):
                 if turn != "end":
                     # the process is there still
                     p.no_leftovers()
-                soon(c, "end", m.end)
+                # which says so when it had to fail requests
+                soon(c, "end", lambda: m.end("1" if turn == "end" else "0"))
                 p.run("kill $(cat /tmp/idle.pid)")
                 p.no_leftovers()
                 said = p.run("for i in $(seq 50); do [ -e /tmp/dd.end ] && break; sleep 0.1; done; cat /tmp/dd.end /tmp/dd.err")
