@@ -182,11 +182,19 @@ class Command:
     def running(self):
         return guest_run(self.m.name, "[ -e %s.rc ]" % self.log)[0] != 0
 
-    def end(self):
-        """Asks it to end; it ends well."""
+    def end(self, status="0"):
+        """Asks it to end; it ends well, or so."""
         self.m.run("kill -INT $(cat %s.pid)" % self.log)
+        self.ends(status)
+
+    def kill(self):
+        """It is gone as in an accident."""
+        self.m.run("kill -KILL $(cat %s.pid)" % self.log)
+
+    def ends(self, status):
+        """It ends so, by itself or soon."""
         rc = self.m.run("for i in $(seq 100); do [ -e {0}.rc ] && break; sleep 0.1; done; cat {0}.rc".format(self.log))
-        want(rc.strip() == "0", "bowline %s in guest %s: status %s: %s", self.words, self.m.name, rc.strip(), self.said())
+        want(rc.strip() == status, "bowline %s in guest %s: status %s: %s", self.words, self.m.name, rc.strip(), self.said())
 
 
 class Machines:

@@ -83,8 +83,11 @@ class Disk:
         self.map()
 
     def map(self):
+        self.mapped = self.start()
+
+    def start(self, *more):
         words = ["rnbd", "map", "disk0", "--from", "s1", "--path", CLIENT + "@" + HOST, "--vhost-user", self.socket]
-        self.mapped = Tool(self, *words, "--no-control").listening("mapped")
+        return Tool(self, *words, "--control", self.c.log + ".map", *more).listening("mapped")
 
     def kill(self):
         """The program is gone as in an accident, and another one comes."""
@@ -92,6 +95,12 @@ class Disk:
         self.mapped.p.wait(10)
         self.tools.remove(self.mapped)
         self.map()
+
+    def replace(self):
+        """Another one takes its place, and it ends by itself."""
+        former, self.mapped = self.mapped, self.start("--replace")
+        want(former.p.wait(10) == 0, "the program that was replaced ended so: %s", former.said())
+        self.tools.remove(former)
 
     def end(self):
         for tool in reversed(self.tools):
@@ -163,8 +172,8 @@ def until(console, word, count, machine, seconds):
 @scenario("rnbd-machine", orders=("lo",), timeout=300, bare=True, tool=True, self_check=NO_SELF_CHECK)
 def rnbd_machine(c):
     """A virtual machine of its own, whose disk `rnbd map --vhost-user` serves: a file system with its files is compared,
-    what is written past it is what the server's file has, and the program is killed twice under writes, of which none
-    fails."""
+    what is written past it is what the server's file has, and the program is killed once and replaced once under writes,
+    of which none fails."""
     with open(os.path.join(CACHE, "current.json")) as f:
         kernel = json.load(f)
     initrd = c.log + ".initrd"
@@ -175,7 +184,7 @@ def rnbd_machine(c):
         until(console, "ROUND", 5, machine, 150)
         disk.kill()
         until(console, "ROUND", 15, machine, 60)
-        disk.kill()
+        disk.replace()
         machine.wait(90)
         want(lines(console, "SIZE") == [[str(SIZE // 512), "QUEUES", "2"]], "the disk is %s", lines(console, "SIZE"))
         want(lines(console, "FILES") == [["208", "of", "208"]], "files: %s", lines(console, "FILES"))
@@ -232,8 +241,8 @@ def rnbd_machine_moves(c):
         first.kill()
         first.wait(10)
         before = len(lines(console, "ROUND"))
-        # A qemu 7.2 that waits for its machine while the program is killed never uses the disk afterwards,
-        # so the second one begins now.
+        # A qemu 7.2 that waits for its machine while the program is killed never uses the disk afterwards, with any back
+        # end (decision 0015), so the second one begins now.
         second, console2 = boot(c, disk, kernel, initrd, "2", "-incoming", "exec:cat '%s'" % place)
         machines.append(second)
         second.wait(150)

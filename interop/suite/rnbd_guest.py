@@ -21,6 +21,8 @@ VERIFY = ("--name=v --filename=%s --size=16m --direct=1 --ioengine=libaio --veri
 DURABLE = "--name=v --filename=%s --size=16m --direct=1 --ioengine=libaio --verify=crc32c --verify_fatal=1 --rw=randwrite " \
     "--bs=4k --iodepth=4 --sync=dsync --time_based --runtime=%d"
 CONTROL = "/tmp/bowline.control"
+# in seconds, where the processors are emulated: what has to be over soon, and what notices that a link is cut
+SOON, NOTICED = 15, 60
 # seconds in which the wire of each path is cut and healed
 CUTS = {1: 25, 2: 32}
 COMMON = dict(orders=("lo",), bare=True, tool=True, self_check=NO_SELF_CHECK)
@@ -110,9 +112,72 @@ def rnbd_ublk(c):
             p.no_leftovers()
 
 
+# longest request in seconds, on a busy machine with emulated processors too: a disk may be lost no longer by default
+LONGEST = 30
+TURNS = 2
+# the load, in seconds
+LONG = 30
+
+
+@scenario("rnbd-ublk-resumes", rows="NB-70 NB-75 RT-92", dirs=("k>n", "n>k"), timeout=300, **COMMON)
+def rnbd_ublk_resumes(c):
+    """/dev/ublkbN under a verified load while bowline is killed and started again, twice, and then replaced by another
+    process, twice, between which a third one takes the device over and cannot serve: the device stays, no request fails, and all
+    bytes are compared at the other end."""
+    guests = (P,) if c.dir == "k>n" else (P, Q)
+    with Machines(c, *guests) as all_of, Export(c, *all_of[1:]) as e:
+        p = all_of[0]
+        p.run("modprobe ublk_drv")
+
+        words = ("rnbd", "map", e.device, "--from", "s1", "--path", "%s@%s" % (p.address, e.address), "--ublk")
+
+        def mapped(*more):
+            return p.bowline(*words, *more, ready="ublk ")
+
+        m = mapped()
+        disk = m.ready.split("ublk ")[1].split()[0]
+
+        def longest(change):
+            """The longest request of a load during which processes change, in seconds."""
+            nonlocal m
+            load = Load(lambda: p.fio(VERIFY % (disk, LONG if change else 5)))
+            time.sleep(1)
+            for _ in range(TURNS if change else 0):
+                m = change(m)
+                want(m.ready.split("ublk ")[1].split()[0] == disk, "the disk is another device: %s", m.ready)
+                time.sleep(1)
+            load.goes_on()
+            return max(job[kind]["clat_ns"]["max"] for job in load.end() for kind in ("read", "write")) / 1e9
+
+        def killed(former):
+            former.kill()
+            later = mapped()
+            former.ends("137")
+            return later
+
+        def replaced(former):
+            later = mapped("--replace")
+            former.ends("0")
+            # There is no such address here.
+            said = p.run("! %s %s --replace --metrics 192.0.2.1:9 2>&1" % (p.program, " ".join(words)))
+            want("192.0.2.1" in said, "it failed so: %s", said)
+            for _ in range(SOON * 4):
+                if "this one does" in later.said():
+                    return later
+                time.sleep(0.25)
+            want(False, "the former process does not go on: %s", later.said())
+
+        calm, gaps = longest(None), (longest(killed), longest(replaced))
+        c.note("longest request: %.2f s, over a kill %.2f s, over a change of processes %.2f s" % (calm, *gaps))
+        want(max(gaps) < LONGEST, "a request took %.2f s", max(gaps))
+        here = p.run("blockdev --flushbufs {0}; md5sum < {0}".format(disk)).split()[0]
+        want(here == e.md5(), "the disk reads as something else than what is stored")
+        m.end()
+        p.no_leftovers()
+        want(not p.run("ls /run/bowline/rnbd"), "files are left in the folder of control sockets")
+
+
 SOCKET = "/tmp/map.sock"
-# in seconds, where the processors are emulated: what has to be over soon, and what notices that a link is cut
-SOON, NOTICED = 15, 60
 # past the page cache until it fails, and through it with nobody who waits; somebody has the device open and does nothing
 WRITERS = ("rm -f /tmp/dd.* /tmp/unmap.*; (while dd if=/dev/zero of={0} bs=64k count=64 oflag=direct conv=notrunc,nocreat "
            "2> /tmp/dd.err; do :; done; echo > /tmp/dd.end) > /dev/null 2>&1 & sleep 300 < {0} > /dev/null 2>&1 & "
@@ -159,7 +224,8 @@ def rnbd_ublk_cut(c):
                 if turn != "end":
                     # the process is there still
                     p.no_leftovers()
-                soon(c, "end", m.end)
+                # which says so when it had to fail requests
+                soon(c, "end", lambda: m.end("1" if turn == "end" else "0"))
                 p.run("kill $(cat /tmp/idle.pid)")
                 p.no_leftovers()
                 said = p.run("for i in $(seq 50); do [ -e /tmp/dd.end ] && break; sleep 0.1; done; cat /tmp/dd.end /tmp/dd.err")

@@ -1,13 +1,16 @@
 //! The block device front end, on a machine that has ublk; otherwise the tests report a skip.
 
 use std::fs::OpenOptions;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use bowline_block::backend::{self, Backend, BackendDone, BackendIo, BackendSpec};
-use bowline_block::front::ublk::{self, Ublk, UblkOptions};
+use bowline_block::front::ublk::{self, DeviceId, Ublk, UblkOptions};
 use bowline_block::{Limits, LocalDevice, sync};
 use bowline_verbs::Buffer;
 
@@ -23,8 +26,12 @@ fn attach(options: UblkOptions) -> Option<(Ublk, Arc<LocalDevice>)> {
 
 fn attach_store(store: Arc<dyn Backend>, options: UblkOptions) -> Option<(Ublk, Arc<LocalDevice>)> {
     let disk = LocalDevice::new("disk", store);
-    match ublk::attach(disk.clone(), options) {
-        Ok(ublk) => Some((ublk, disk)),
+    attached(ublk::attach(disk.clone(), options)).map(|ublk| (ublk, disk))
+}
+
+fn attached(attached: std::io::Result<Ublk>) -> Option<Ublk> {
+    match attached {
+        Ok(ublk) => Some(ublk),
         Err(error)
             if matches!(
                 error.kind(),
@@ -145,7 +152,7 @@ fn a_device_that_is_claimed_is_in_use() {
     let Some((ublk, _)) = attach(UblkOptions::default()) else { return };
     let claim = || {
         let mut options = OpenOptions::new();
-        std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_EXCL);
+        options.custom_flags(libc::O_EXCL);
         options.read(true).open(ublk.path())
     };
     let claimed = claim().expect("nobody has it");
@@ -159,4 +166,101 @@ fn a_device_that_is_claimed_is_in_use() {
     let path = ublk.path().to_owned();
     drop(ublk);
     assert!(!path.exists(), "the device is gone though it was shut");
+}
+
+const BLOCK: usize = 4096;
+
+/// Writes, flushes and reads back until it is to stop; returns the longest time that one took.
+fn use_until(stop: &AtomicBool, writes: &AtomicU64, path: &Path) -> Duration {
+    let direct = OpenOptions::new().read(true).write(true).custom_flags(libc::O_DIRECT).open(path);
+    let device = direct.expect("opened");
+    let mut longest = Duration::ZERO;
+    for round in 1_u64.. {
+        if stop.load(SeqCst) {
+            break;
+        }
+        let begun = Instant::now();
+        let offset = round % 64 * BLOCK as u64;
+        let block = Aligned([round as u8; BLOCK]);
+        device.write_all_at(&block.0, offset).expect("written");
+        if round % 8 == 0 {
+            device.sync_data().expect("flushed");
+        }
+        let mut there = Aligned([0; BLOCK]);
+        device.read_exact_at(&mut there.0, offset).expect("read");
+        assert!(there.0 == block.0, "round {round}");
+        longest = longest.max(begun.elapsed());
+        writes.store(round, SeqCst);
+    }
+    longest
+}
+
+#[repr(align(4096))]
+struct Aligned([u8; BLOCK]);
+
+#[test]
+fn users_wait_while_a_device_has_no_server() {
+    // tests [NB-75]
+    let disk = LocalDevice::new("disk", memory());
+    let mut kept = None;
+    let made =
+        ublk::attach_recoverable(disk.clone(), UblkOptions::default(), 0x1234_5678_9abc, |id| {
+            kept = Some(*id);
+            Ok(())
+        });
+    let Some(mut device) = attached(made) else { return };
+    let path = device.path().to_owned();
+    let id = device.device().expect("recoverable");
+    assert_eq!(Some(id), kept, "known before it is used");
+    assert_eq!(id.tag, 0x1234_5678_9abc);
+    let (stop, writes) = (AtomicBool::new(false), AtomicU64::new(0));
+    let (device, longest, resumed) = thread::scope(|scope| {
+        let user = scope.spawn(|| use_until(&stop, &writes, &path));
+        let advance = || {
+            let enough = writes.load(SeqCst) + 20;
+            while writes.load(SeqCst) < enough {
+                assert!(!user.is_finished(), "the user has failed");
+                thread::sleep(Duration::from_millis(1));
+            }
+        };
+        let mut resumed = Vec::new();
+        for pauses in [true, false, true] {
+            advance();
+            let begun = Instant::now();
+            if pauses {
+                device.pause();
+                while !device.is_paused() {
+                    thread::sleep(Duration::from_millis(1));
+                }
+            }
+            assert_eq!(device.hand_over(), Some(id));
+            let left = begun.elapsed();
+            assert!(path.exists());
+            device = ublk::resume(disk.clone(), UblkOptions::default(), &id).expect("resumed");
+            resumed.push((left, begun.elapsed()));
+        }
+        advance();
+        device.pause();
+        device.unpause();
+        advance();
+        stop.store(true, SeqCst);
+        (device, user.join().expect("no request fails"), resumed)
+    });
+    println!("longest write and read: {longest:?}; left and resumed after: {resumed:?}");
+    // One that was resumed and not owned is left once more.
+    drop(device);
+    let other = DeviceId { tag: 7, ..id };
+    let refused = ublk::resume(disk.clone(), UblkOptions::default(), &other);
+    assert_eq!(refused.unwrap_err().kind(), std::io::ErrorKind::NotFound);
+    let shorter =
+        backend::open(BackendSpec::Memory { bytes: 1 << 20, block: 512 }).expect("memory");
+    let shorter = LocalDevice::new("disk", shorter);
+    let refused = ublk::resume(shorter, UblkOptions::default(), &id);
+    assert_eq!(refused.unwrap_err().kind(), std::io::ErrorKind::InvalidInput);
+    let device = ublk::resume(disk.clone(), UblkOptions::default(), &id).expect("resumed");
+    device.own();
+    drop(device);
+    assert!(!path.exists(), "the device is gone");
+    let gone = ublk::resume(disk, UblkOptions::default(), &id);
+    assert_eq!(gone.unwrap_err().kind(), std::io::ErrorKind::NotFound);
 }

@@ -516,6 +516,61 @@ fn memory_is_plugged_in_and_pulled_out_once_nothing_uses_it() {
     assert_eq!(*served.reports.lock().unwrap(), [""; 0]);
 }
 
+/// The machine's process replaces a region, in which a ring runs, by a longer one.
+#[test]
+fn a_ring_waits_for_its_memory_when_that_is_removed() {
+    // tests [NB-66]
+    let store = Held::new();
+    let disk = LocalDevice::new("disk", Arc::clone(&store) as _);
+    let served = serve("vhost-ring-memory", disk, VhostUserOptions::default());
+    let memory = Memory::new();
+    let mut guest = Guest::connect(&served.path, &memory, 0);
+    // Rings and all else, but the last page, or all of it.
+    let all = memory.region();
+    let short = VhostUserMemoryRegionInfo { memory_size: all.memory_size - 4096, ..all };
+    guest.front.add_mem_region(&short).unwrap();
+    let _kept = guest.keep(128);
+    guest.add_queue(128);
+    // Each is acknowledged from now on.
+    guest.front.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
+    let mut regions = [short, all].into_iter().cycle();
+    for round in 0..4_u16 {
+        let now = regions.next().expect("endless");
+        guest.queues[0].prepare(0, OUT, 8, &[(DATA, 4096)]);
+        guest.queues[0].give(&[0]);
+        until("it is in flight", || store.count() == 1);
+        let mut front = guest.front.clone();
+        let removal = std::thread::spawn(move || front.remove_mem_region(&now).unwrap());
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(!removal.is_finished(), "its ring is in use: {round}");
+        store.let_one_go(0);
+        removal.join().unwrap();
+        assert_eq!(guest.queues[0].take_used().map(|used| used.0), Some(0), "answered before");
+        // What the guest asks for without memory waits.
+        guest.queues[0].prepare(4, OUT, 16, &[(DATA, 4096)]);
+        guest.queues[0].give(&[4]);
+        guest.config();
+        assert_eq!(store.count(), 0);
+        let mut next = regions.clone();
+        guest.front.add_mem_region(&next.next().expect("endless")).unwrap();
+        until("the ring runs again", || store.count() == 1);
+        store.let_one_go(0);
+        assert_eq!((guest.queues[0].wait().0, guest.queues[0].status(4)), (4, 0));
+        assert_eq!(guest.queues[0].used_index(), 2 * (round + 1), "nothing is done twice");
+    }
+    // A broken ring is not served with its memory either.
+    let now = regions.next().expect("endless");
+    let used = guest.queues[0].used_index();
+    guest.queues[0].give_index(used.wrapping_add(1000));
+    until("it is broken", || served.reports.lock().unwrap().len() == 1);
+    guest.front.remove_mem_region(&now).unwrap();
+    guest.front.add_mem_region(&now).unwrap();
+    guest.config();
+    assert_eq!((store.count(), served.reports.lock().unwrap().len()), (0, 1));
+    // The machine stops it, which gives its place.
+    assert_eq!(guest.front.get_vring_base(0).unwrap(), u32::from(used));
+}
+
 #[test]
 fn a_request_spans_memory_that_was_plugged_in_one_by_one() {
     // tests [NB-66]

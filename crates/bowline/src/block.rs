@@ -31,7 +31,9 @@ pub mod front {
 
     /// A disk as a block device of this machine (Linux 6.4 with `ublk_drv`, root).
     pub mod ublk {
-        pub use bowline_block::front::ublk::{Ublk, UblkOptions, attach};
+        pub use bowline_block::front::ublk::{
+            DeviceId, Ublk, UblkOptions, attach, attach_recoverable, remove, resume,
+        };
     }
 
     /// A disk for virtual machines, by vhost-user.

@@ -2,10 +2,14 @@
 //! machine is a driver of this test.
 
 use std::{
+    collections::BTreeMap,
     fs::File,
-    os::unix::fs::FileExt,
+    os::unix::{fs::FileExt, net::UnixStream},
     path::PathBuf,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -50,12 +54,16 @@ impl Place {
     }
 
     fn map(&self) -> Running {
-        let path = format!("127.63.{0}.11@127.63.{0}.1", self.host);
-        let socket = self.socket.to_str().expect("a plain path");
-        let words = ["rnbd", "map", "disk0", "--from", "s1", "--path", &path, "--no-control"];
-        let mut client = start(&self.folder, &[&words[..], &["--vhost-user", socket]].concat());
+        let mut client = self.map_with(&["--no-control"]);
         client.expect("mapped disk0 ");
         client
+    }
+
+    fn map_with(&self, more: &[&str]) -> Running {
+        let path = format!("127.63.{0}.11@127.63.{0}.1", self.host);
+        let socket = self.socket.to_str().expect("a plain path");
+        let words = ["rnbd", "map", "disk0", "--from", "s1", "--path", &path];
+        start(&self.folder, &[&words[..], &["--vhost-user", socket], more].concat())
     }
 
     /// Starts a machine with one ring, on which this number of requests was done.
@@ -179,5 +187,175 @@ fn a_request_in_the_first_slot_is_done_once_when_its_server_is_killed() {
         assert_eq!(guest.queues[0].take_used(), None);
     }
     end(client);
+    end(server);
+}
+
+/// Blocks that the machine of the next tests writes, and requests of it in flight.
+const BLOCKS: u64 = 64;
+const DEPTH: u16 = 4;
+/// Descriptors of each request.
+const EACH: u16 = SIZE / DEPTH;
+
+fn content(block: u64, generation: u64) -> Vec<u8> {
+    let word = |word: u64| (block << 48 | generation << 16 | word).to_le_bytes();
+    (0..BLOCK / 8).flat_map(word).collect()
+}
+
+/// A machine that writes all the time. Its process connects again when the connection ends.
+struct Writer<'a> {
+    place: &'a Place,
+    guest: Guest,
+    kept: Kept,
+    /// Block and generation of the request at each place of the ring.
+    flying: [Option<(u64, u64)>; DEPTH as usize],
+    /// Generation of each block that was written.
+    written: BTreeMap<u64, u64>,
+    next: u64,
+    longest: Duration,
+}
+
+impl<'a> Writer<'a> {
+    fn new(place: &'a Place) -> Self {
+        let (guest, kept) = place.machine(0);
+        Self {
+            place,
+            guest,
+            kept,
+            flying: [None; DEPTH as usize],
+            written: BTreeMap::new(),
+            next: 0,
+            longest: Duration::ZERO,
+        }
+    }
+
+    fn give(&mut self) {
+        for at in 0..DEPTH {
+            let (block, generation) = (self.next % BLOCKS, 1 + self.next / BLOCKS);
+            let is_flying = |one: &Option<(u64, u64)>| one.is_some_and(|(other, _)| other == block);
+            // One request at a time for each block.
+            if self.flying[usize::from(at)].is_some() || self.flying.iter().any(is_flying) {
+                continue;
+            }
+            let data = DATA + u64::from(at) * BLOCK;
+            self.place.memory.put(data, &content(block, generation));
+            let queue = &mut self.guest.queues[0];
+            queue.prepare(at * EACH, OUT, block * BLOCK / 512, &[(data, BLOCK as u32)]);
+            queue.give(&[at * EACH]);
+            self.flying[usize::from(at)] = Some((block, generation));
+            self.next += 1;
+        }
+    }
+
+    /// Takes answers, of which none is an error.
+    fn take(&mut self) -> usize {
+        let mut count = 0;
+        while let Some((head, _)) = self.guest.queues[0].take_used() {
+            assert_eq!(self.guest.queues[0].status(head), 0, "no request fails");
+            let flying = self.flying[usize::from(head / EACH)].take();
+            let (block, generation) = flying.expect("a request that was not answered");
+            self.written.insert(block, generation);
+            count += 1;
+        }
+        count
+    }
+
+    /// Writes until it is to stop and all was answered.
+    fn run(mut self, answers: &AtomicU64, stop: &AtomicBool) -> Self {
+        let mut last = Instant::now();
+        loop {
+            if !stop.load(SeqCst) {
+                self.give();
+            } else if self.flying.iter().all(Option::is_none) {
+                return self;
+            }
+            let count = self.take();
+            if count > 0 {
+                answers.fetch_add(count as u64, SeqCst);
+                self.longest = self.longest.max(last.elapsed());
+                last = Instant::now();
+                continue;
+            }
+            assert!(last.elapsed() < PATIENCE, "no answers");
+            if last.elapsed() > Duration::from_millis(10)
+                && self.guest.front.get_features().is_err()
+            {
+                self.reconnect(last);
+            }
+            thread::sleep(Duration::from_micros(100));
+        }
+    }
+
+    fn reconnect(&mut self, since: Instant) {
+        while UnixStream::connect(&self.place.socket).is_err() {
+            assert!(since.elapsed() < PATIENCE, "nobody listens");
+            thread::sleep(Duration::from_millis(1));
+        }
+        let queue = self.guest.queues.remove(0);
+        self.guest = self.place.machine_again(&self.kept, queue);
+    }
+}
+
+/// Runs a machine that writes while `change` is called a few times, compares each block, and
+/// returns the longest time without an answer.
+fn while_written(place: &Place, mut change: impl FnMut()) -> Duration {
+    let (answers, stop) = (AtomicU64::new(0), AtomicBool::new(false));
+    let mut done = thread::scope(|scope| {
+        let writer = scope.spawn(|| Writer::new(place).run(&answers, &stop));
+        let advance = || {
+            let (enough, begun) = (answers.load(SeqCst) + 200, Instant::now());
+            while answers.load(SeqCst) < enough {
+                assert!(!writer.is_finished() && begun.elapsed() < PATIENCE, "no answers");
+                thread::sleep(Duration::from_millis(1));
+            }
+        };
+        for _ in 0..3 {
+            advance();
+            change();
+        }
+        advance();
+        stop.store(true, SeqCst);
+        writer.join().expect("no request fails")
+    });
+    assert_eq!(done.written.len() as u64, BLOCKS);
+    for (block, generation) in &done.written {
+        let wanted = content(*block, *generation);
+        assert!(place.block(*block) == wanted, "block {block} of the file");
+        assert_eq!(done.guest.run(IN, block * BLOCK / 512, &[(DATA, BLOCK as u32)]), 0);
+        assert!(place.memory.get(DATA, BLOCK as usize) == wanted, "block {block} of the disk");
+    }
+    done.longest
+}
+
+#[test]
+fn a_machine_writes_on_when_its_process_is_replaced() {
+    // tests [NB-66] [NB-70]
+    let place = Place::new(3);
+    let server = place.export();
+    let mut client = place.map_with(&[]);
+    client.expect("mapped disk0 ");
+    let gap = while_written(&place, || {
+        let mut next = place.map_with(&["--replace"]);
+        next.expect("mapped disk0 ");
+        let former = std::mem::replace(&mut client, next).finish().exits(0);
+        assert!(former.out.contains("handed over\n"), "{former:?}");
+    });
+    println!("longest time without an answer: {gap:?}");
+    end(client);
+    assert!(!place.socket.exists());
+    end(server);
+}
+
+#[test]
+fn a_machine_writes_on_when_its_process_is_killed_and_started_again() {
+    // tests [NB-66]
+    let place = Place::new(4);
+    let server = place.export();
+    let mut client = Some(place.map());
+    let gap = while_written(&place, || {
+        kill(client.take().expect("it runs"));
+        client = Some(place.map());
+    });
+    println!("longest time without an answer: {gap:?}");
+    end(client.expect("it runs"));
     end(server);
 }

@@ -16,7 +16,6 @@ use bowline_block::{
     front::{
         fuse::{self, FuseOptions, Mount},
         nbd::{self, NbdOptions, NbdServer},
-        ublk::{self, Ublk, UblkOptions},
         vhost_user::{self, VhostUserOptions, VhostUserServer},
     },
 };
@@ -30,6 +29,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     HandedFrontEnds, Trouble,
+    block_device::{DiskBlockDevice, DiskOrigin},
     client::ClientObjects,
     ending::{CLOSE_PATIENCE, FINISH_PATIENCE, Unserved, Users, unflushed},
     kept,
@@ -134,7 +134,7 @@ pub fn map_options(words: &[String]) -> Result<(MapConfig, FrontEndConfig), Stri
 pub(super) struct FrontEnds {
     pub(super) nbd: Option<NbdServer>,
     pub(super) fuse: Option<Mount>,
-    pub(super) ublk: Option<Ublk>,
+    pub(super) ublk: Option<DiskBlockDevice>,
     pub(super) vhost_user: Option<VhostUserServer>,
     /// A service manager keeps them, together with this state of theirs.
     pub(super) kept: Option<Arc<OwnedFd>>,
@@ -145,7 +145,7 @@ impl FrontEnds {
     fn disable_if_unused(&self) -> bool {
         let unused = self.nbd.as_ref().is_none_or(NbdServer::disable_if_unused)
             && self.fuse.as_ref().is_none_or(Mount::disable_if_unused)
-            && self.ublk.as_ref().is_none_or(Ublk::disable_if_unused)
+            && self.ublk.as_ref().is_none_or(DiskBlockDevice::disable_if_unused)
             && self.vhost_user.as_ref().is_none_or(VhostUserServer::disable_if_unused);
         if !unused {
             self.enable();
@@ -159,10 +159,12 @@ impl FrontEnds {
     fn pause(&self, within: Duration, waiting: &mut dyn FnMut()) -> bool {
         self.nbd.iter().for_each(NbdServer::pause);
         self.fuse.iter().for_each(Mount::pause);
+        self.ublk.iter().for_each(DiskBlockDevice::pause);
         let end = Instant::now() + within;
         loop {
             let is_paused = self.nbd.as_ref().is_none_or(NbdServer::is_paused)
-                && self.fuse.as_ref().is_none_or(Mount::is_paused);
+                && self.fuse.as_ref().is_none_or(Mount::is_paused)
+                && self.ublk.as_ref().is_none_or(DiskBlockDevice::is_paused);
             if is_paused {
                 return true;
             }
@@ -179,14 +181,16 @@ impl FrontEnds {
     fn unpause(&self) {
         self.nbd.iter().for_each(NbdServer::unpause);
         self.fuse.iter().for_each(Mount::unpause);
+        self.ublk.iter().for_each(DiskBlockDevice::unpause);
     }
 
     /// Gives away what another process continues with; the rest ends.
     fn hand_over(self) -> HandedFrontEnds {
         self.detach();
+        let ublk = self.ublk.and_then(DiskBlockDevice::hand_over);
         let nbd = self.nbd.map(NbdServer::hand_over);
         let fuse = self.fuse.map(Mount::hand_over);
-        HandedFrontEnds { nbd, fuse, kept: self.kept }
+        HandedFrontEnds { nbd, fuse, ublk, kept: self.kept }
     }
 
     /// Lets go of users that outlive this process: requests that fail from now on are no errors of
@@ -225,7 +229,7 @@ impl FrontEnds {
     fn enable(&self) {
         self.nbd.iter().for_each(NbdServer::enable);
         self.fuse.iter().for_each(Mount::enable);
-        self.ublk.iter().for_each(Ublk::enable);
+        self.ublk.iter().for_each(DiskBlockDevice::enable);
         self.vhost_user.iter().for_each(VhostUserServer::enable);
     }
 }
@@ -430,7 +434,9 @@ impl DiskFrontEnds {
     ) -> Result<PreparedFrontEnds, Trouble> {
         let name = disk.local_name();
         self.begin_opening(name, handed.is_any())?;
-        let opened = open_front_ends(disk, front_ends, handed, self.are_kept, &self.notices);
+        let origin = self.origin(disk);
+        let opened =
+            open_front_ends(disk, front_ends, &origin, handed, self.are_kept, &self.notices);
         opened.inspect_err(|_| self.lock().end_opening(name))
     }
 
@@ -473,6 +479,9 @@ impl DiskFrontEnds {
             return Err(unmapping());
         };
         front_ends.unpause();
+        // Now this process has it: it is removed at the end.
+        front_ends.ublk.iter().for_each(DiskBlockDevice::own);
+        let is_inherited = front_ends.ublk.as_ref().is_some_and(DiskBlockDevice::is_inherited);
         *front = FrontState::Open(Box::new(front_ends));
         // With the lock held, so that it is the first notice of the disk.
         let (device, bytes) = (disk.name().to_owned(), disk.limits().bytes);
@@ -482,7 +491,16 @@ impl DiskFrontEnds {
             // The receiver is gone when the process ends.
             let _ = notices.send((local_name.clone(), DiskNotice::Changed(event)));
         }));
+        state.is_inherited |= is_inherited;
         Ok(())
+    }
+
+    /// Returns where a disk comes from.
+    fn origin(&self, disk: &Disk) -> DiskOrigin {
+        let session = disk.session_name().to_owned();
+        let paths = self.client.session(&session).map(|session| ClientSession::paths(&*session));
+        let servers = paths.into_iter().flatten().map(|path| path.dst).collect();
+        DiskOrigin { session, device: disk.name().to_owned(), servers }
     }
 
     /// Tells why the front ends of a disk cannot continue in another process.
@@ -497,10 +515,9 @@ impl DiskFrontEnds {
         }
         match (&mapped[..], state.front_states.get(disk)) {
             ([one], Some(FrontState::Open(front_ends))) if one.local_name() == disk => {
-                let text = "a ublk device ends with its process: unmount it and start again";
-                let ublk = front_ends.ublk.as_ref().map(|_| text);
+                let ublk = front_ends.ublk.as_ref().and_then(DiskBlockDevice::cannot_hand_over);
                 let fuse = || front_ends.fuse.as_ref().and_then(Mount::cannot_hand_over);
-                ublk.or_else(fuse).map(str::to_owned)
+                ublk.or_else(|| fuse().map(str::to_owned))
             }
             _ => Some(format!("it has other disks than {disk} by now: unmap them")),
         }
@@ -734,6 +751,7 @@ fn unmapping() -> Trouble {
 fn open_front_ends(
     disk: &Arc<Disk>,
     options: &FrontEndConfig,
+    origin: &DiskOrigin,
     handed: HandedFrontEnds,
     are_kept: bool,
     notices: &Sender<(String, DiskNotice)>,
@@ -776,9 +794,9 @@ fn open_front_ends(
     }
     if options.ublk {
         let device: Arc<dyn BlockDevice> = Arc::<Disk>::clone(disk);
-        let attached = ublk::attach(device, UblkOptions::default());
+        let opened = DiskBlockDevice::open(&device, origin, handed.ublk);
         let ublk =
-            attached.map_err(|error| Trouble::io(format!("no block device: {error}"), &error))?;
+            opened.map_err(|error| Trouble::io(format!("no block device: {error}"), &error))?;
         locations.push(format!("ublk {}", ublk.path().display()));
         front_ends.ublk = Some(ublk);
     }

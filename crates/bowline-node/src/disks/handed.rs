@@ -9,7 +9,7 @@ use std::{
     sync::Arc,
 };
 
-use bowline_block::front::{fuse, nbd};
+use bowline_block::front::{fuse, nbd, ublk};
 use serde::{Deserialize, Serialize};
 
 use super::replace::{Packed, Parcel};
@@ -23,12 +23,14 @@ pub struct HandedFrontEnds {
     pub fuse: Option<fuse::Handed>,
     /// A service manager keeps copies, together with this state of theirs.
     pub kept: Option<Arc<OwnedFd>>,
+    /// The block device.
+    pub ublk: Option<ublk::DeviceId>,
 }
 
 impl HandedFrontEnds {
     /// Tells whether there are any.
     pub const fn is_any(&self) -> bool {
-        self.nbd.is_some() || self.fuse.is_some()
+        self.nbd.is_some() || self.fuse.is_some() || self.ublk.is_some()
     }
 }
 
@@ -40,6 +42,14 @@ struct Contents {
     nbd: Option<Vec<Client>>,
     fuse: Option<Mounted>,
     is_kept: bool,
+    ublk: Option<Device>,
+}
+
+/// The block device.
+#[derive(Deserialize, Serialize)]
+struct Device {
+    id: u32,
+    tag: u64,
 }
 
 /// The mount.
@@ -79,7 +89,9 @@ impl HandedFrontEnds {
     /// Those of JSON.
     pub fn pack(&self) -> io::Result<Packed<'_>> {
         let mut parcel = Packed::default();
-        let mut contents = Contents { nbd: None, fuse: None, is_kept: self.kept.is_some() };
+        let ublk = self.ublk.map(|device| Device { id: device.id, tag: device.tag });
+        let is_kept = self.kept.is_some();
+        let mut contents = Contents { nbd: None, fuse: None, is_kept, ublk };
         if let Some(nbd) = &self.nbd {
             parcel.descriptors.push(nbd.listener.as_fd());
             for client in &nbd.clients {
@@ -139,6 +151,7 @@ impl HandedFrontEnds {
         if contents.is_kept {
             handed.kept = Some(Arc::new(next()?));
         }
+        handed.ublk = contents.ublk.map(|Device { id, tag }| ublk::DeviceId { id, tag });
         Ok(handed)
     }
 }

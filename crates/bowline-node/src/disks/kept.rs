@@ -138,7 +138,8 @@ pub fn resumed(stored: Vec<(String, OwnedFd)>, service: &Service) -> Option<Hand
     // What is opened again has to be stored again.
     let is_all =
         nbd.is_some() == front_ends.nbd.is_some() && fuse.is_some() == front_ends.fuse.is_some();
-    let handed = HandedFrontEnds { nbd, fuse, kept: is_all.then(|| Arc::new(state)) };
+    let kept = is_all.then(|| Arc::new(state));
+    let handed = HandedFrontEnds { nbd, fuse, ublk: None, kept };
     handed.is_any().then_some(handed)
 }
 

@@ -6,6 +6,7 @@
 //! node:    Settings -> HostDisks -> Served, DiskFrontEnds      one device for all of them
 //! ```
 
+mod block_device;
 mod client;
 mod clients;
 mod device;

@@ -7,19 +7,23 @@ use bowline_rnbd::{IoOp, Limits};
 pub(super) const DESC_LEN: usize = 24;
 /// Largest number of descriptors in the mapping of one queue.
 pub(super) const MAX_DEPTH: u16 = 4096;
-const INFO_LEN: usize = 64;
-const PARAMS_LEN: usize = 60;
+pub(super) const INFO_LEN: usize = 64;
+pub(super) const PARAMS_LEN: usize = 60;
 
 /// Commands of the control device, as numbers that say direction and size (`_IOWR('u', n, 32
-/// bytes)`).
+/// bytes)`, or `_IOR`).
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[repr(u32)]
 pub(super) enum Control {
-    AddDev = command(0x04, 32),
-    DelDev = command(0x05, 32),
-    StartDev = command(0x06, 32),
-    StopDev = command(0x07, 32),
-    SetParams = command(0x08, 32),
+    GetDevInfo = READ | command(0x02, 32),
+    AddDev = READ | WRITE | command(0x04, 32),
+    DelDev = READ | WRITE | command(0x05, 32),
+    StartDev = READ | WRITE | command(0x06, 32),
+    StopDev = READ | WRITE | command(0x07, 32),
+    SetParams = READ | WRITE | command(0x08, 32),
+    GetParams = READ | command(0x09, 32),
+    StartUserRecovery = READ | WRITE | command(0x10, 32),
+    EndUserRecovery = READ | WRITE | command(0x11, 32),
 }
 
 /// Commands of a queue.
@@ -27,18 +31,34 @@ pub(super) enum Control {
 #[repr(u32)]
 pub(super) enum Io {
     /// Waits for the first request of a tag.
-    Fetch = command(0x20, 16),
+    Fetch = READ | WRITE | command(0x20, 16),
     /// Gives a result, and waits for the next request of that tag.
-    CommitAndFetch = command(0x21, 16),
+    CommitAndFetch = READ | WRITE | command(0x21, 16),
 }
+
+/// Directions of a command.
+const WRITE: u32 = 1 << 30;
+const READ: u32 = 1 << 31;
 
 const fn command(number: u32, size: u32) -> u32 {
-    const READ_WRITE: u32 = 3;
-    READ_WRITE << 30 | size << 16 | (b'u' as u32) << 8 | number
+    size << 16 | (b'u' as u32) << 8 | number
 }
 
+/// The device stays when its server ends: requests wait for the next server.
+const F_USER_RECOVERY: u64 = 1 << 3;
+/// What the former server was given and has not answered goes to the next one, too.
+const F_USER_RECOVERY_REISSUE: u64 = 1 << 4;
 /// The kernel takes the commands above, not bare numbers.
 const F_CMD_IOCTL_ENCODE: u64 = 1 << 6;
+const F_RECOVERABLE: u64 = F_USER_RECOVERY | F_USER_RECOVERY_REISSUE;
+
+/// Attributes of a device.
+const READ_ONLY: u32 = 1;
+const VOLATILE_CACHE: u32 = 1 << 2;
+const FUA: u32 = 1 << 3;
+/// Kinds of parameters.
+const BASIC: u32 = 1;
+const DISCARD: u32 = 2;
 
 /// A control command: `data` of `len` bytes at `addr`, or a number.
 pub(super) fn control(dev_id: u32, addr: u64, len: u16, data: u64) -> [u8; 80] {
@@ -61,22 +81,70 @@ pub(super) fn io(tag: u16, result: i32, addr: u64) -> [u8; 16] {
     out
 }
 
-/// Description of a new device with one queue. The kernel writes the actual values back.
-pub(super) fn info(depth: u16, max_io: u32) -> [u8; INFO_LEN] {
+/// A device as the kernel describes it.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct Info {
+    pub(super) id: u32,
+    pub(super) depth: u16,
+    pub(super) max_io: u32,
+    pub(super) state: DevState,
+    /// It stays when its server ends.
+    pub(super) is_recoverable: bool,
+    /// What its server has put down there.
+    pub(super) tag: u64,
+    /// The user who has made it.
+    pub(super) owner: u32,
+}
+
+/// What a device does.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum DevState {
+    /// It was not started, or is stopped.
+    Dead,
+    /// It has a server.
+    Live,
+    /// Its server has ended, and it waits for the next one.
+    Quiesced,
+    /// None that this program makes.
+    Other,
+}
+
+/// Description of a new device with one queue, which the kernel completes. With a tag it stays
+/// when its server ends.
+pub(super) fn new_device(depth: u16, max_io: u32, tag: Option<u64>) -> [u8; INFO_LEN] {
     let mut out = [0; INFO_LEN];
     out[..2].copy_from_slice(&1_u16.to_ne_bytes());
     out[2..4].copy_from_slice(&depth.to_ne_bytes());
     out[8..12].copy_from_slice(&max_io.to_ne_bytes());
     // Any free number.
     out[12..16].copy_from_slice(&u32::MAX.to_ne_bytes());
-    out[24..32].copy_from_slice(&F_CMD_IOCTL_ENCODE.to_ne_bytes());
+    let flags = F_CMD_IOCTL_ENCODE | if tag.is_some() { F_RECOVERABLE } else { 0 };
+    out[24..32].copy_from_slice(&flags.to_ne_bytes());
+    out[32..40].copy_from_slice(&tag.unwrap_or(0).to_ne_bytes());
     out
 }
 
-/// Number of the device, and its depth, as the kernel filled them in.
-pub(super) fn made(info: &[u8; INFO_LEN]) -> (u32, u16) {
-    let word = [info[12], info[13], info[14], info[15]];
-    (u32::from_ne_bytes(word), u16::from_ne_bytes([info[2], info[3]]))
+impl Info {
+    /// Reads the kernel's description.
+    pub(super) fn parse(bytes: &[u8; INFO_LEN]) -> Self {
+        let half = |at: usize| u16::from_ne_bytes([bytes[at], bytes[at + 1]]);
+        let word = |at: usize| u32::from_ne_bytes(std::array::from_fn(|n| bytes[at + n]));
+        let long = |at: usize| u64::from_ne_bytes(std::array::from_fn(|n| bytes[at + n]));
+        Self {
+            id: word(12),
+            depth: half(2),
+            max_io: word(8),
+            state: match half(4) {
+                0 => DevState::Dead,
+                1 => DevState::Live,
+                2 => DevState::Quiesced,
+                _ => DevState::Other,
+            },
+            is_recoverable: long(24) & F_RECOVERABLE == F_RECOVERABLE,
+            tag: long(32),
+            owner: word(40),
+        }
+    }
 }
 
 /// Largest IO in bytes that both the kernel and the disk support, in whole pages.
@@ -87,11 +155,6 @@ pub(super) fn max_io(limits: &Limits) -> u32 {
 
 /// Parameters of a disk. [NB-52]
 pub(super) fn params(limits: &Limits, max_io: u32) -> [u8; PARAMS_LEN] {
-    const BASIC: u32 = 1;
-    const DISCARD: u32 = 2;
-    const READ_ONLY: u32 = 1;
-    const VOLATILE_CACHE: u32 = 1 << 2;
-    const FUA: u32 = 1 << 3;
     let mut attrs = 0;
     for (has, attr) in [
         (limits.read_only, READ_ONLY),
@@ -129,6 +192,30 @@ pub(super) fn params(limits: &Limits, max_io: u32) -> [u8; PARAMS_LEN] {
     let mut bytes = [0; PARAMS_LEN];
     bytes.copy_from_slice(&out);
     bytes
+}
+
+/// Returns the bytes of a request for the parameters of a device.
+pub(super) fn no_params() -> [u8; PARAMS_LEN] {
+    let mut out = [0; PARAMS_LEN];
+    out[..4].copy_from_slice(&(PARAMS_LEN as u32).to_ne_bytes());
+    out
+}
+
+/// Tells whether a device with these parameters can continue with a disk that would have `now`: it
+/// may have become longer, and differ in what is only a hint. [NB-75]
+pub(super) fn can_continue(device: &[u8; PARAMS_LEN], now: &[u8; PARAMS_LEN]) -> bool {
+    let word =
+        |of: &[u8; PARAMS_LEN], at: usize| u32::from_ne_bytes(std::array::from_fn(|n| of[at + n]));
+    let sectors = |of: &[u8; PARAMS_LEN]| u64::from_ne_bytes(std::array::from_fn(|n| of[24 + n]));
+    // The kernel adds kinds of its own.
+    let kinds = |of: &[u8; PARAMS_LEN]| word(of, 4) & (BASIC | DISCARD);
+    let logical_block = |of: &[u8; PARAMS_LEN]| of[12];
+    let discard = |of: &[u8; PARAMS_LEN]| (kinds(of) & DISCARD != 0).then(|| of[40..].to_vec());
+    kinds(device) == kinds(now)
+        && word(device, 8) == word(now, 8)
+        && logical_block(device) == logical_block(now)
+        && sectors(device) <= sectors(now)
+        && discard(device) == discard(now)
 }
 
 /// One request, as the kernel describes it.
@@ -185,7 +272,21 @@ mod tests {
         assert_eq!(command[..8], [3, 0, 0, 0, 0xff, 0xff, 60, 0]);
         assert_eq!((command[8], command[9], command[16]), (0x22, 0x11, 9));
         assert_eq!(io(5, -5, 1), [0, 0, 5, 0, 0xfb, 0xff, 0xff, 0xff, 1, 0, 0, 0, 0, 0, 0, 0]);
-        assert_eq!(made(&info(128, 1 << 19)), (u32::MAX, 128));
+        assert_eq!(Control::GetDevInfo as u32, 0x8020_7502);
+        assert_eq!(Control::EndUserRecovery as u32, 0xc020_7511);
+        let mut described = new_device(128, 1 << 19, Some(0x1234));
+        described[4] = 2;
+        let expected = Info {
+            id: u32::MAX,
+            depth: 128,
+            max_io: 1 << 19,
+            state: DevState::Quiesced,
+            is_recoverable: true,
+            tag: 0x1234,
+            owner: 0,
+        };
+        assert_eq!(Info::parse(&described), expected);
+        assert!(!Info::parse(&new_device(128, 1 << 19, None)).is_recoverable);
     }
 
     #[test]
@@ -215,6 +316,29 @@ mod tests {
         assert_eq!((word(&ro, 4), word(&ro, 8)), (1, 1));
         assert_eq!(max_io(&limits), 512 << 10);
         assert_eq!(max_io(&Limits { max_io: 126_976 + 512, ..limits }), 126_976);
+    }
+
+    #[test]
+    fn a_device_continues_with_the_same_disk_or_a_longer_one() {
+        // tests [NB-75]
+        let discard = Discard { max_bytes: 8 << 20, granularity: 4096, alignment: 512 };
+        let limits = Limits { write_cache: true, fua: true, ..Limits::plain(1 << 30) };
+        let now = |limits: Limits| params(&limits, 1 << 19);
+        let mut device = now(limits);
+        // A kind that the kernel adds.
+        device[4] |= 1 << 2;
+        let fits = |limits: Limits| can_continue(&device, &now(limits));
+        assert!(fits(limits) && fits(Limits { bytes: 2 << 30, physical: 8192, ..limits }));
+        for other in [
+            Limits { bytes: (1 << 30) - 512, ..limits },
+            Limits { logical: 4096, physical: 4096, ..limits },
+            Limits { write_cache: false, ..limits },
+            Limits { fua: false, ..limits },
+            Limits { read_only: true, ..limits },
+            Limits { discard: Some(discard), ..limits },
+        ] {
+            assert!(!fits(other), "{other:?}");
+        }
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::os::fd::AsRawFd;
 
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 
-use super::abi;
+use super::abi::{self, Info};
 
 const PATH: &str = "/dev/ublk-control";
 
@@ -30,20 +30,41 @@ impl Control {
         Ok(Self { ring: IoUring::builder().build(4)?, file })
     }
 
-    /// Makes a device with one queue; returns its number and depth.
-    pub(super) fn add(&mut self, depth: u16, max_io: u32) -> io::Result<(u32, u16)> {
-        let mut info = abi::info(depth, max_io);
-        let len = info.len() as u16;
-        // The kernel writes to this address.
-        let addr = info.as_mut_ptr().expose_provenance() as u64;
-        self.run(abi::Control::AddDev, abi::control(u32::MAX, addr, len, 0))?;
-        Ok(abi::made(&info))
+    /// Makes a device with one queue, which stays when its server ends if it has a tag and the
+    /// kernel can do that.
+    pub(super) fn add(&mut self, depth: u16, max_io: u32, tag: Option<u64>) -> io::Result<Info> {
+        let mut info = abi::new_device(depth, max_io, tag);
+        self.exchange(abi::Control::AddDev, u32::MAX, &mut info)?;
+        Ok(Info::parse(&info))
+    }
+
+    /// Describes a device.
+    pub(super) fn info(&mut self, id: u32) -> io::Result<Info> {
+        let mut info = [0; abi::INFO_LEN];
+        self.exchange(abi::Control::GetDevInfo, id, &mut info)?;
+        Ok(Info::parse(&info))
     }
 
     pub(super) fn set_params(&mut self, id: u32, params: &mut [u8]) -> io::Result<()> {
-        let len = params.len() as u16;
-        let addr = params.as_mut_ptr().expose_provenance() as u64;
-        self.run(abi::Control::SetParams, abi::control(id, addr, len, 0))
+        self.exchange(abi::Control::SetParams, id, params)
+    }
+
+    pub(super) fn params(&mut self, id: u32) -> io::Result<[u8; abi::PARAMS_LEN]> {
+        let mut params = abi::no_params();
+        self.exchange(abi::Control::GetParams, id, &mut params)?;
+        Ok(params)
+    }
+
+    /// Readies a quiesced device for the next server. Fails with `EBUSY` until the former one is
+    /// gone.
+    pub(super) fn start_recovery(&mut self, id: u32) -> io::Result<()> {
+        self.run(abi::Control::StartUserRecovery, abi::control(id, 0, 0, 0))
+    }
+
+    /// Has requests come again; waits until all tags of the queue wait for requests.
+    pub(super) fn end_recovery(&mut self, id: u32) -> io::Result<()> {
+        let data = std::process::id().into();
+        self.run(abi::Control::EndUserRecovery, abi::control(id, 0, 0, data))
     }
 
     /// Makes the disk appear; waits until all tags of the queue wait for requests.
@@ -60,6 +81,13 @@ impl Control {
     /// Releases the device number; waits until the disk is no longer open.
     pub(super) fn delete(&mut self, id: u32) -> io::Result<()> {
         self.run(abi::Control::DelDev, abi::control(id, 0, 0, 0))
+    }
+
+    /// Runs a command with memory that the kernel reads and writes.
+    fn exchange(&mut self, command: abi::Control, id: u32, bytes: &mut [u8]) -> io::Result<()> {
+        let len = bytes.len() as u16;
+        let addr = bytes.as_mut_ptr().expose_provenance() as u64;
+        self.run(command, abi::control(id, addr, len, 0))
     }
 
     fn run(&mut self, command: abi::Control, bytes: [u8; 80]) -> io::Result<()> {

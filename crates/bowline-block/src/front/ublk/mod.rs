@@ -1,11 +1,15 @@
 //! A disk as a block device of this machine, by the kernel's ublk driver (`ublk_drv`, from Linux
 //! 6.4 on; needs root).
 //!
-//! Spec: `docs/spec/rnbd.md`, NB-52.
+//! A device that is [recoverable](attach_recoverable) stays when its process ends: programs that
+//! use it wait, and another process [resumes](resume) it.
+//!
+//! Spec: `docs/spec/rnbd.md`, NB-52 and NB-75.
 
 mod abi;
 mod control;
 mod queue;
+mod recovery;
 
 use std::fmt;
 use std::fs::{File, OpenOptions};
@@ -16,9 +20,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::device::BlockDevice;
+use crate::device::{BlockDevice, DeviceMem};
 use control::Control;
-use queue::Queue;
+use queue::{Inbox, Queue, Wanted};
+pub use recovery::{DeviceId, attach_recoverable, remove, resume};
 
 /// How long the kernel may take to create the device's files.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -43,14 +48,34 @@ impl Default for UblkOptions {
 
 /// A block device. Dropping it removes the device, once requests in flight were answered. Users
 /// that still have it open get errors; the kernel keeps its number until they close it, which is
-/// waited for a little.
+/// waited for a little. One that was [resumed](resume) is removed only after [`Ublk::own`].
 pub struct Ublk {
     path: PathBuf,
     id: u32,
+    /// By which the device is known to the next process, if it is recoverable.
+    tag: Option<u64>,
+    /// What happens to it when this is dropped.
+    end: Mutex<End>,
     control: Arc<Mutex<Control>>,
-    thread: Option<JoinHandle<()>>,
+    server: Option<Server>,
     /// The device, opened exclusively while it is disabled.
     claim: Mutex<Option<File>>,
+}
+
+/// What serves a device in this process.
+struct Server {
+    inbox: Arc<Inbox>,
+    /// Returns the memory of requests.
+    thread: JoinHandle<DeviceMem>,
+}
+
+/// What happens to the device at the end.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum End {
+    /// It is removed.
+    Removed,
+    /// It stays for another process.
+    Left,
 }
 
 /// Makes a block device of `disk`, with its present size. The device does not follow later changes
@@ -60,6 +85,15 @@ pub struct Ublk {
 /// NotFound without the driver; PermissionDenied without the privilege; InvalidInput for an invalid
 /// depth; errors of the system calls.
 pub fn attach(disk: Arc<dyn BlockDevice>, options: UblkOptions) -> io::Result<Ublk> {
+    attach_with(disk, options, None, |_| Ok(()))
+}
+
+fn attach_with(
+    disk: Arc<dyn BlockDevice>,
+    options: UblkOptions,
+    tag: Option<u64>,
+    keep: impl FnOnce(&DeviceId) -> io::Result<()>,
+) -> io::Result<Ublk> {
     if options.depth == 0 || options.depth > abi::MAX_DEPTH {
         return Err(io::ErrorKind::InvalidInput.into());
     }
@@ -67,26 +101,45 @@ pub fn attach(disk: Arc<dyn BlockDevice>, options: UblkOptions) -> io::Result<Ub
     limits.read_only |= options.read_only;
     let max_io = abi::max_io(&limits);
     let mut control = Control::open()?;
-    let (id, depth) = control.add(options.depth, max_io)?;
+    let info = control.add(options.depth, max_io, tag)?;
     // From here on, dropping removes the device.
-    let path = PathBuf::from(format!("/dev/ublkb{id}"));
-    let control = Arc::new(Mutex::new(control));
-    let mut ublk = Ublk { path, id, control, thread: None, claim: Mutex::default() };
-    lock(&ublk.control).set_params(id, &mut abi::params(&limits, max_io))?;
-    let file = open_when_there(Path::new(&format!("/dev/ublkc{id}")))?;
-    let queue = Queue::new(file, disk, depth, max_io)?;
-    let (ready, is_ready) = mpsc::channel();
-    let thread = std::thread::Builder::new().name("bowline-ublk".into()).spawn(move || {
-        // The receiver waits for this result.
-        queue.run(|result| drop(ready.send(result)));
-    })?;
-    ublk.thread = Some(thread);
-    is_ready.recv().map_err(|_| io::ErrorKind::BrokenPipe)??;
-    lock(&ublk.control).start(id)?;
+    let mut ublk = Ublk::new(info.id, tag.filter(|_| info.is_recoverable), control);
+    lock(&ublk.control).set_params(info.id, &mut abi::params(&limits, max_io))?;
+    if let Some(device) = ublk.device() {
+        keep(&device)?;
+    }
+    ublk.serve(disk, info.depth, max_io)?;
+    lock(&ublk.control).start(info.id)?;
     Ok(ublk)
 }
 
 impl Ublk {
+    fn new(id: u32, tag: Option<u64>, control: Control) -> Self {
+        Self {
+            path: PathBuf::from(format!("/dev/ublkb{id}")),
+            id,
+            tag,
+            end: Mutex::new(End::Removed),
+            control: Arc::new(Mutex::new(control)),
+            server: None,
+            claim: Mutex::default(),
+        }
+    }
+
+    /// Starts the thread that serves the device; every tag waits for a request then.
+    fn serve(&mut self, disk: Arc<dyn BlockDevice>, depth: u16, max_io: u32) -> io::Result<()> {
+        let file = open_when_there(Path::new(&format!("/dev/ublkc{}", self.id)))?;
+        let queue = Queue::new(file, disk, depth, max_io)?;
+        let inbox = queue.inbox();
+        let (ready, is_ready) = mpsc::channel();
+        let thread = std::thread::Builder::new().name("bowline-ublk".into()).spawn(move || {
+            // The receiver waits for this result.
+            queue.run(|result| drop(ready.send(result)))
+        })?;
+        self.server = Some(Server { inbox, thread });
+        is_ready.recv().map_err(|_| io::ErrorKind::BrokenPipe)?
+    }
+
     /// Returns the path of the device, for example `/dev/ublkb0`.
     pub fn path(&self) -> &Path {
         &self.path
@@ -137,11 +190,18 @@ impl Drop for Ublk {
     fn drop(&mut self) {
         // Releases our claim, which counts as a user.
         self.enable();
+        if *lock(&self.end) == End::Left {
+            return self.leave();
+        }
+        if let Some(server) = &self.server {
+            // The kernel waits for the answers of what is held.
+            server.inbox.set(Wanted::Open);
+        }
         // An error means that the device was not started, or is gone.
         let _ = lock(&self.control).stop(self.id);
-        if let Some(thread) = self.thread.take() {
+        if let Some(server) = self.server.take() {
             // A panic of the thread was printed when it happened.
-            let _ = thread.join();
+            let _ = server.thread.join();
         }
         self.delete();
     }

@@ -4,6 +4,9 @@
 //!   per tag:  Fetch --request--> DiskIo --answered--> CommitAndFetch --request--> ...
 //!                                          \-- by another thread: list, and the eventfd wakes
 //!   the disk goes: every waiting tag is told so, and the thread ends
+//!   closed:        what is fetched is held
+//!   left:          the thread ends once the disk has no request; what was fetched and not answered
+//!                  the kernel gives to the next server, and so what has failed since
 //! ```
 #![allow(unsafe_code)]
 
@@ -22,30 +25,71 @@ use crate::device::{BlockDevice, DeviceMem, DiskDone, DiskIo};
 /// User data of the eventfd's read.
 const WAKE: u64 = u64::MAX;
 
-/// Answers on their way to the queue's thread.
-pub(super) struct Answers {
-    list: Mutex<Vec<(u64, i32)>>,
+/// What others leave to the queue's thread: answers, and whether it takes requests.
+pub(super) struct Inbox {
+    answers: Mutex<Vec<(u64, i32)>>,
+    gate: Mutex<Gate>,
     wake: OwnedFd,
     /// The queue's thread, which needs no wake-up for its answers.
     thread: OnceLock<ThreadId>,
 }
 
-impl Answers {
+#[derive(Default)]
+struct Gate {
+    wanted: Wanted,
+    /// It is not open, and the disk has no request; the thread sets it.
+    is_idle: bool,
+}
+
+/// What becomes of requests that the kernel has.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(super) enum Wanted {
+    /// They are given to the disk.
+    #[default]
+    Open,
+    /// They are held.
+    Closed,
+    /// They are left to the next server.
+    Left,
+}
+
+impl Inbox {
     fn lock(&self) -> MutexGuard<'_, Vec<(u64, i32)>> {
         // A list of plain numbers is always consistent.
-        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+        self.answers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn gate(&self) -> MutexGuard<'_, Gate> {
+        // Plain values are always consistent.
+        self.gate.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wake(&self) {
+        // Fails only when the counter is full, and then the thread is awake.
+        let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
+    }
+
+    /// Says what becomes of requests from now on.
+    pub(super) fn set(&self, wanted: Wanted) {
+        self.gate().wanted = wanted;
+        self.wake();
+    }
+
+    /// Tells whether the queue is not open, and the disk has none of its requests.
+    pub(super) fn is_idle(&self) -> bool {
+        let gate = self.gate();
+        gate.wanted != Wanted::Open && gate.is_idle
     }
 }
 
-impl DiskDone for Answers {
+impl DiskDone for Inbox {
     fn done(&self, results: &[(u64, i32)]) {
         let mut list = self.lock();
         let was_empty = list.is_empty();
         list.extend_from_slice(results);
         drop(list);
         if was_empty && self.thread.get() != Some(&std::thread::current().id()) {
-            // Fails only when the counter is full, and then the thread is awake.
-            let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
+            self.wake();
         }
     }
 }
@@ -99,10 +143,14 @@ pub(super) struct Queue {
     memory: DeviceMem,
     max_io: u32,
     ring: IoUring,
-    answers: Arc<Answers>,
+    inbox: Arc<Inbox>,
     woken: Box<u64>,
     /// Tags that wait for a request or have one.
     alive: u16,
+    /// Tags with a request that the disk has not been given.
+    fetched: Vec<u16>,
+    /// Number of requests that the disk has.
+    begun: usize,
     batch: Vec<DiskIo>,
     answered: Vec<(u64, i32)>,
 }
@@ -119,7 +167,8 @@ impl Queue {
             .map_err(|errno| io::Error::from_raw_os_error(errno.0))?;
         let descs = Descs::map(&file, depth)?;
         let wake = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)?;
-        let answers = Answers { list: Mutex::default(), wake, thread: OnceLock::new() };
+        let (answers, gate) = (Mutex::default(), Mutex::default());
+        let inbox = Inbox { answers, gate, wake, thread: OnceLock::new() };
         Ok(Self {
             file,
             disk,
@@ -128,18 +177,27 @@ impl Queue {
             max_io,
             // One command for each tag, and the eventfd's read.
             ring: IoUring::builder().build(u32::from(depth) + 1)?,
-            answers: Arc::new(answers),
+            inbox: Arc::new(inbox),
             woken: Box::new(0),
             alive: depth,
+            fetched: Vec::new(),
+            begun: 0,
             batch: Vec::new(),
             answered: Vec::new(),
         })
     }
 
-    /// Serves until the device is stopped. Calls `ready` once every tag waits for a request.
-    pub(super) fn run(mut self, ready: impl FnOnce(io::Result<()>)) {
+    /// Returns what others need of it.
+    pub(super) fn inbox(&self) -> Arc<Inbox> {
+        Arc::clone(&self.inbox)
+    }
+
+    /// Serves until the device is stopped, or left. Calls `ready` once every tag waits for a
+    /// request. Returns the memory, to which the kernel may write until a device that was left is
+    /// quiesced.
+    pub(super) fn run(mut self, ready: impl FnOnce(io::Result<()>)) -> DeviceMem {
         // Set once, here.
-        let _ = self.answers.thread.set(std::thread::current().id());
+        let _ = self.inbox.thread.set(std::thread::current().id());
         let depth = self.alive;
         for tag in 0..depth {
             self.command(abi::Io::Fetch, tag, 0);
@@ -149,7 +207,7 @@ impl Queue {
         let failed = begun.is_err();
         ready(begun.map(drop));
         if failed {
-            return;
+            return self.memory;
         }
         let mut completed = Vec::new();
         while self.alive > 0 {
@@ -159,26 +217,65 @@ impl Queue {
             completed.extend(queue.map(|entry| (entry.user_data(), entry.result())));
             for (tag, result) in completed.drain(..) {
                 match u16::try_from(tag) {
-                    Ok(tag) if result >= 0 => self.request(tag),
+                    Ok(tag) if result >= 0 => self.fetched.push(tag),
                     // The device is stopped, or the tag cannot be served any more.
                     Ok(_) => self.alive -= 1,
                     Err(_) => self.listen(),
                 }
             }
-            if !self.batch.is_empty() {
-                self.disk.submit(&mut self.batch);
-                // This thread takes no turns.
-                self.disk.leave();
+            let wanted = self.wanted();
+            if wanted == Wanted::Open {
+                self.begin_fetched();
             }
-            self.give_answers();
+            self.give_answers(wanted);
+            if wanted != Wanted::Open && self.begun == 0 && self.is_settled(wanted) {
+                break;
+            }
         }
         self.cancel_wake_read();
+        self.memory
+    }
+
+    /// Returns what becomes of requests.
+    fn wanted(&self) -> Wanted {
+        let mut gate = self.inbox.gate();
+        if gate.wanted == Wanted::Open {
+            // Before a request is begun.
+            gate.is_idle = false;
+        }
+        gate.wanted
+    }
+
+    /// Says that the disk has no request. Returns true if the queue is left.
+    fn is_settled(&mut self, wanted: Wanted) -> bool {
+        self.inbox.gate().is_idle = true;
+        if wanted != Wanted::Left {
+            return false;
+        }
+        // The last answers reach the kernel.
+        while !self.ring.submission().is_empty() {
+            // Fails when a signal interrupts.
+            let _ = self.ring.submit();
+        }
+        true
+    }
+
+    fn begin_fetched(&mut self) {
+        let mut fetched = std::mem::take(&mut self.fetched);
+        fetched.drain(..).for_each(|tag| self.request(tag));
+        self.fetched = fetched;
+        if !self.batch.is_empty() {
+            self.begun += self.batch.len();
+            self.disk.submit(&mut self.batch);
+            // This thread takes no turns.
+            self.disk.leave();
+        }
     }
 
     /// Ends the eventfd's read: the kernel may write to `woken` until then.
     fn cancel_wake_read(&mut self) {
-        // Fails only when the counter is full, and then the read ends too.
-        let _ = rustix::io::write(&self.answers.wake, &1_u64.to_ne_bytes());
+        // The read ends also when the counter is full.
+        self.inbox.wake();
         while !self.ring.completion().any(|entry| entry.user_data() == WAKE) {
             let _ = self.ring.submit_and_wait(1);
         }
@@ -210,14 +307,19 @@ impl Queue {
             nounmap: desc.nounmap,
             mem: op.has_data().then_some((self.memory.region, at)),
             tag: tag.into(),
-            done: self.answers.clone(),
+            done: self.inbox.clone(),
         });
     }
 
-    fn give_answers(&mut self) {
+    fn give_answers(&mut self, wanted: Wanted) {
         let mut answered = std::mem::take(&mut self.answered);
-        std::mem::swap(&mut answered, &mut *self.answers.lock());
+        std::mem::swap(&mut answered, &mut *self.inbox.lock());
+        self.begun -= answered.len();
         for (tag, errno) in answered.drain(..) {
+            if wanted == Wanted::Left && errno < 0 {
+                // For want of a server, perhaps: the next one is given the request again.
+                continue;
+            }
             // Only tags of this queue were submitted.
             let tag = tag as u16;
             let bytes = self.descs.get(tag).sectors.saturating_mul(512);
@@ -235,14 +337,15 @@ impl Queue {
     }
 
     fn listen(&mut self) {
-        let fd = types::Fd(self.answers.wake.as_raw_fd());
+        let fd = types::Fd(self.inbox.wake.as_raw_fd());
         let to = (&raw mut *self.woken).cast();
         self.push(&opcode::Read::new(fd, to, 8).build().user_data(WAKE));
     }
 
     fn push(&mut self, entry: &squeue::Entry) {
         // SAFETY: the memory is that of the tag in `self.memory`, or `self.woken`; `run` returns
-        // once no tag has a command any more and the read is over, or nothing was begun.
+        // once the read is over, and no tag has a command any more, or nothing was begun, or the
+        // caller keeps the memory until the kernel has given up the commands.
         let pushed = unsafe { self.ring.submission().push(entry) };
         assert!(pushed.is_ok(), "more commands than tags");
     }

@@ -17,7 +17,7 @@ use rustix::net::{
 
 use super::inflight::{self, InflightRegion};
 use super::log::DirtyLog;
-use super::memory::GuestMemory;
+use super::memory::{GuestMemory, Part};
 use super::ring::{Agreed, SIZE_MAX, SplitRing, UsedLog, used_len};
 use super::rings::{Logs, Rings, Running, Taken, signal};
 use super::wire::{self, HEADER_LEN, HasFd, Header, Message, REGIONS_MAX, RingAddresses};
@@ -64,6 +64,8 @@ struct Setup {
     call: Option<Arc<OwnedFd>>,
     error: Option<Arc<OwnedFd>>,
     enabled: bool,
+    /// It has run, and waits until the machine adds its memory again.
+    waits_for_memory: bool,
     /// The guest may have put requests there without a kick that was seen.
     is_due: bool,
     false_events: u8,
@@ -222,6 +224,9 @@ impl Connection {
             if !is_ready || self.rings.is_running(index) {
                 continue;
             }
+            if setup.waits_for_memory && self.parts(index).is_err() {
+                continue;
+            }
             if self.server.lingers() {
                 return Ok(false);
             }
@@ -246,7 +251,7 @@ impl Connection {
             // All that were taken are used, or in flight.
             ring.set_next(ring.next_used().wrapping_add(again.len() as u16));
         }
-        setup.is_due = true;
+        (setup.is_due, setup.waits_for_memory) = (true, false);
         let paused = !setup.enabled && self.features & wire::F_PROTOCOL != 0;
         let mut running = Running {
             ring,
@@ -265,10 +270,14 @@ impl Connection {
         Ok(())
     }
 
-    fn parts(&self, index: usize) -> Result<[super::memory::Part; 3], Ended> {
-        let setup = &self.setups[index];
-        let parts = setup.addresses.and_then(|addresses| self.memory.ring(&addresses, setup.size));
+    fn parts(&self, index: usize) -> Result<[Part; 3], Ended> {
+        let parts = self.parts_in(&self.memory, index);
         parts.ok_or_else(|| Ended::Broken("a ring lies outside of memory".to_owned()))
+    }
+
+    fn parts_in(&self, memory: &GuestMemory, index: usize) -> Option<[Part; 3]> {
+        let setup = &self.setups[index];
+        setup.addresses.and_then(|addresses| memory.ring(&addresses, setup.size))
     }
 
     /// Returns where writes of a ring are logged.
@@ -478,8 +487,27 @@ impl Connection {
 
     fn remove_memory(&mut self, region: &wire::RegionSpec) -> Result<(), Ended> {
         let memory = self.memory.without(region);
-        let memory = memory.ok_or_else(|| Ended::Broken("memory that is not there".to_owned()));
-        self.change_memory(memory?)
+        let memory = memory.ok_or_else(|| Ended::Broken("memory that is not there".to_owned()))?;
+        for index in 0..self.setups.len() {
+            if self.rings.is_running(index) && self.parts_in(&memory, index).is_none() {
+                self.suspend(index)?;
+            }
+        }
+        self.change_memory(memory)
+    }
+
+    /// Stops a ring whose memory is removed, once its requests have ended. It starts again with its
+    /// memory: machines change a region by removing it and adding another one.
+    fn suspend(&mut self, index: usize) -> Result<(), Ended> {
+        let next = self.rings.stop(index).ok_or(Ended::HungUp)?;
+        let is_broken = self.rings.is_broken(index);
+        let setup = &mut self.setups[index];
+        (setup.next, setup.waits_for_memory) = (next, true);
+        if is_broken {
+            // It is not served until the machine sets it up again.
+            setup.kick = None;
+        }
+        Ok(())
     }
 
     /// Has rings use memory as it is now. The machine may do anything with what it removes when it

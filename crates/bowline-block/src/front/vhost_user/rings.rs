@@ -214,6 +214,11 @@ impl Rings {
         self.lock(index).running.is_some()
     }
 
+    /// Tells whether the guest has broken a ring.
+    pub(super) fn is_broken(&self, index: usize) -> bool {
+        self.lock(index).broken
+    }
+
     /// Changes a running ring.
     pub(super) fn change(&self, index: usize, change: impl FnOnce(&mut Running)) {
         if let Some(running) = &mut self.lock(index).running {

@@ -89,8 +89,9 @@ pub(super) struct Args {
     #[arg(long)]
     stay: bool,
     /// Take the place of the process that has this disk mapped, which ends: clients of its --nbd
-    /// and users of its --fuse keep their connections and files, and notice a pause. Give all other
-    /// options as that one has them; it is found by its control socket
+    /// and users of its --fuse and --ublk keep their connections and files, and notice a pause;
+    /// machines of its --vhost-user connect again. Give all other options as that one has them; it
+    /// is found by its control socket
     #[arg(long, requires = "from", conflicts_with = "no_control")]
     replace: bool,
     #[command(flatten)]

@@ -178,7 +178,8 @@ pub(super) struct FrontEndArgs {
     /// Make the disk a block device of this machine, /dev/ublkbN, with the size that it has when it
     /// is mapped; needs Linux 6.4 with ublk_drv, and root. An unmap without force is refused while
     /// it or a partition is mounted or claimed otherwise; a program that merely has it open is not
-    /// noticed
+    /// noticed. When this process is killed the device stays and its users wait, until the disk is
+    /// mapped with --ublk again, from the same server or session
     #[arg(long)]
     ublk: bool,
     /// Give the disk to a virtual machine: serve it at this unix socket as a vhost-user-blk device,
