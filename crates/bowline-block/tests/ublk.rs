@@ -237,6 +237,7 @@ fn users_wait_while_a_device_has_no_server() {
             let left = begun.elapsed();
             assert!(path.exists());
             device = ublk::resume(disk.clone(), UblkOptions::default(), &id).expect("resumed");
+            device.unpause();
             resumed.push((left, begun.elapsed()));
         }
         advance();
@@ -258,6 +259,7 @@ fn users_wait_while_a_device_has_no_server() {
     let refused = ublk::resume(shorter, UblkOptions::default(), &id);
     assert_eq!(refused.unwrap_err().kind(), std::io::ErrorKind::InvalidInput);
     let device = ublk::resume(disk.clone(), UblkOptions::default(), &id).expect("resumed");
+    device.unpause();
     device.own();
     drop(device);
     assert!(!path.exists(), "the device is gone");

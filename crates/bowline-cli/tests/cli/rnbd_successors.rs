@@ -24,7 +24,7 @@ use crate::rnbd_replace::{BLOCK, Nbd, PATIENCE, READ, end, export, header, map, 
 use crate::support::{Folder, Running, start_as};
 
 /// Version of what the two processes say.
-const FORMAT: u32 = 4;
+const FORMAT: u32 = 5;
 
 /// What a process hands over.
 struct Parcel {

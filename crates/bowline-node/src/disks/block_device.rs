@@ -176,7 +176,8 @@ impl DiskBlockDevice {
                 Ok(ublk) => return Ok(Self::of(ublk, Some(record), true)),
                 // The system was started again, or somebody has removed it.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => record.remove(),
-                Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+                // That of a process which still runs may go on there.
+                Err(error) if error.kind() == io::ErrorKind::InvalidInput && handed.is_none() => {
                     note!("/dev/ublkb{}: {error}: its users get errors", device.id);
                     ublk::remove(&device)?;
                     record.remove();

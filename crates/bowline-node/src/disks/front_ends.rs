@@ -457,6 +457,12 @@ impl DiskFrontEnds {
         Ok(())
     }
 
+    /// Gives up front ends that were [prepared](Self::prepare) and are dropped before
+    /// [`begin`](Self::begin).
+    pub fn abandon(&self, disk: &Disk) {
+        self.lock().end_opening(disk.local_name());
+    }
+
     /// Serves the users of front ends that were [prepared](Self::prepare), and reports their
     /// locations; unless all disks are being unmapped since.
     pub fn begin(&self, disk: &Arc<Disk>, prepared: PreparedFrontEnds) -> Result<(), Trouble> {
@@ -469,9 +475,10 @@ impl DiskFrontEnds {
         let Some(front) = front.filter(|_| !is_closed) else {
             let is_inherited = state.is_inherited;
             drop(state);
+            let machines = front_ends.vhost_user.iter().map(|_| name.to_owned()).collect();
             // Clients may have come to its socket, and written.
             drop(front_ends);
-            let mut unserved = Unserved::default();
+            let mut unserved = Unserved::with_machines(machines);
             unserved.flush(&[Arc::clone(disk)], is_inherited);
             let mut state = self.lock();
             state.unserved.append(unserved);

@@ -50,7 +50,7 @@ use crate::{
 };
 
 /// Version of all that the two processes say to each other.
-const FORMAT: u32 = 4;
+const FORMAT: u32 = 5;
 /// How long the other process may take for each step.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Most bytes of a state: those of 64 clients, each with the largest requests.

@@ -48,7 +48,8 @@ pub fn attach_recoverable(
 }
 
 /// Serves a recoverable device whose process has ended or has [left](Ublk::hand_over) it, with the
-/// same disk. Until [`Ublk::own`] it is left again when it is dropped. `options.depth` is ignored.
+/// same disk. It is paused: users wait until [`Ublk::unpause`]. Until [`Ublk::own`] it is left
+/// again when it is dropped. `options.depth` is ignored.
 ///
 /// # Errors
 /// NotFound if there is no such device; ResourceBusy if it has a server still; InvalidInput if the
@@ -75,6 +76,8 @@ pub fn resume(
     let mut ublk = Ublk::new(device.id, Some(device.tag), control);
     *lock(&ublk.end) = End::Left;
     ublk.serve(disk, info.depth, info.max_io)?;
+    // Nobody has said yet that this process may have its users.
+    ublk.pause();
     lock(&ublk.control).end_recovery(device.id)?;
     Ok(ublk)
 }

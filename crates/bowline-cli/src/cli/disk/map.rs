@@ -345,6 +345,9 @@ impl Mapped<'_> {
             predecessor.as_ref().map_or(Ok(()), Predecessor::lets_begin)?;
             Ok((prepared, served))
         });
+        if open.is_err() {
+            front_ends.abandon(&disk);
+        }
         let has_begun = open.is_ok();
         let listener = listener.filter(|_| !has_begun);
         let begun = open.and_then(|(prepared, served)| {
