@@ -14,7 +14,7 @@ use bowline_verbs::{Completion, CqId, Device as _};
 use crate::abi::{CompChannel, Context, Cq, CqInitAttrEx, Wc};
 use crate::device::{Handle, Opened, end_events};
 use crate::events::{Events, Unacknowledged, lock};
-use crate::{failed, fails, made, none, outcome};
+use crate::{ended, failed, fails, made, none, outcome};
 
 /// `enum ibv_wc_flags`.
 const WC_GRH: c_uint = 1;
@@ -43,6 +43,24 @@ pub(crate) struct Own {
 thread_local! {
     /// Completions on their way to the program.
     static POLLED: RefCell<Vec<Completion>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Gives room for completions: the thread's own, which a thread that ends has no more.
+fn polled<T>(with: impl FnOnce(&mut Vec<Completion>) -> T) -> T {
+    let mut with = Some(with);
+    let mut call = |room: &mut Vec<Completion>| {
+        room.clear();
+        with.take().map(|with| with(room))
+    };
+    let done =
+        POLLED.try_with(|room| room.try_borrow_mut().ok().and_then(|mut room| call(&mut room)));
+    match done.ok().flatten() {
+        Some(done) => done,
+        None => match call(&mut Vec::new()) {
+            Some(done) => done,
+            None => unreachable!("called once"),
+        },
+    }
 }
 
 /// Tells the channel of a queue that it has a completion.
@@ -175,7 +193,7 @@ pub(crate) extern "C" fn ibv_destroy_cq(cq: *mut Cq) -> c_int {
     // SAFETY: null or made by `create`.
     let Some(at) = (unsafe { cq.as_ref() }) else { return fails(libc::EINVAL) };
     let opened = Arc::clone(&at.own.opened);
-    if let Err(error) = opened.soft.destroy_cq(at.own.id) {
+    if let Err(error) = ended(opened.soft.destroy_cq(at.own.id)) {
         return failed(&error);
     }
     lock(&opened.live.0).cqs.remove(&at.own.id.0);
@@ -261,8 +279,7 @@ fn entry(of: &Completion) -> Wc {
 
 pub(crate) extern "C" fn poll_cq(cq: Option<&Cq>, number: c_int, out: *mut Wc) -> c_int {
     let (Some(cq), Ok(most)) = (cq, usize::try_from(number)) else { return -1 };
-    POLLED.with_borrow_mut(|polled| {
-        polled.clear();
+    polled(|polled| {
         if cq.own.opened.soft.poll_cq(cq.own.id, polled, most).is_err() {
             return -1;
         }
@@ -276,8 +293,7 @@ pub(crate) extern "C" fn poll_cq(cq: Option<&Cq>, number: c_int, out: *mut Wc) -
 
 /// Takes the next completion to look at.
 fn next(cq: &Cq) -> c_int {
-    POLLED.with_borrow_mut(|polled| {
-        polled.clear();
+    polled(|polled| {
         if let Err(error) = cq.own.opened.soft.poll_cq(cq.own.id, polled, 1) {
             return failed(&error);
         }

@@ -123,6 +123,10 @@ impl Watch for Live {
             }),
             _ => None,
         };
+        if event == AsyncEvent::DeviceFatal {
+            cm::tell_removal(&objects);
+            objects.cqs.values().for_each(|cq| completion::tell(cq.get(&objects)));
+        }
         for context in &objects.contexts {
             let events = &context.get(&objects).own.events;
             match for_one {
@@ -192,6 +196,23 @@ fn gids() -> Vec<GidAt> {
     machine.into_iter().map(|(addr, link)| GidAt { addr, link }).collect()
 }
 
+/// Calls with all signals blocked, and so are those of threads that are started in it.
+fn without_signals<T>(call: impl FnOnce() -> T) -> T {
+    // SAFETY: numbers, for which zeroes are good.
+    let (mut all, mut former) = unsafe { mem::zeroed::<(libc::sigset_t, libc::sigset_t)>() };
+    // SAFETY: writes the set.
+    unsafe { libc::sigfillset(&raw mut all) };
+    // SAFETY: reads one set and writes the other.
+    let is_blocked =
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut former) } == 0;
+    let done = call();
+    if is_blocked {
+        // SAFETY: reads the set.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const former, ptr::null_mut()) };
+    }
+    done
+}
+
 fn is_link_local(addr: IpAddr) -> bool {
     matches!(addr, IpAddr::V6(addr) if addr.is_unicast_link_local())
 }
@@ -233,10 +254,12 @@ impl Opened {
 
     fn shared() -> Result<Arc<Self>, bowline_verbs::Error> {
         let mut opened = lock(&OPENED);
-        if let Some(opened) = opened.upgrade() {
+        if let Some(opened) = opened.upgrade().filter(|opened| !opened.soft.is_closed()) {
             return Ok(opened);
         }
-        let new = Arc::new(Self::new()?);
+        // The device's threads leave signals to the program's.
+        let new = without_signals(Self::new)?;
+        let new = Arc::new(new);
         *opened = Arc::downgrade(&new);
         Ok(new)
     }

@@ -52,6 +52,11 @@ fn outcome(result: Result<(), Error>) -> c_int {
     result.map_or_else(|error| failed(&error), |()| 0)
 }
 
+/// The outcome of an end: what belonged to a device that is gone has ended with it.
+fn ended(result: Result<(), Error>) -> Result<(), Error> {
+    result.or_else(|error| if error == Error::Closed { Ok(()) } else { Err(error) })
+}
+
 /// Returns null and sets `errno`.
 fn none<T>(errno: c_int) -> *mut T {
     fails(errno);

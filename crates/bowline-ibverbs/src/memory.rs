@@ -9,7 +9,7 @@ use bowline_verbs::{Access, Buffer, Device as _, MrKeys, MwType, PdId, SendFlags
 use crate::abi::{Context, Mr, Mw, MwBind, MwBindInfo, ParentDomainInitAttr, Pd, Qp, Td};
 use crate::device::Opened;
 use crate::events::lock;
-use crate::{failed, fails, made, none};
+use crate::{ended, failed, fails, made, none};
 
 /// `IBV_ACCESS_ON_DEMAND`.
 const ON_DEMAND: u32 = 1 << 6;
@@ -76,7 +76,7 @@ extern "C" fn ibv_dealloc_pd(pd: *mut Pd) -> c_int {
     // SAFETY: null or made here.
     let Some(at) = (unsafe { pd.as_ref() }) else { return fails(libc::EINVAL) };
     if !at.own.is_parent
-        && let Err(error) = at.own.opened.soft.dealloc_pd(at.own.id)
+        && let Err(error) = ended(at.own.opened.soft.dealloc_pd(at.own.id))
     {
         return failed(&error);
     }
@@ -228,7 +228,7 @@ extern "C" fn ibv_reg_mr_iova2(
 extern "C" fn ibv_dereg_mr(mr: *mut Mr) -> c_int {
     // SAFETY: null or made here.
     let Some(at) = (unsafe { mr.as_ref() }) else { return fails(libc::EINVAL) };
-    if let Err(error) = at.own.opened.soft.dereg_mr(at.lkey) {
+    if let Err(error) = ended(at.own.opened.soft.dereg_mr(at.lkey)) {
         return failed(&error);
     }
     // SAFETY: given back once.
@@ -327,7 +327,7 @@ pub(crate) extern "C" fn alloc_mw(pd: Option<&Pd>, kind: c_uint) -> *mut Mw {
 pub(crate) extern "C" fn dealloc_mw(mw: *mut Mw) -> c_int {
     // SAFETY: null or made by `alloc_mw`.
     let Some(at) = (unsafe { mw.as_ref() }) else { return fails(libc::EINVAL) };
-    if let Err(error) = at.own.opened.soft.dealloc_mw(at.rkey.load(Relaxed)) {
+    if let Err(error) = ended(at.own.opened.soft.dealloc_mw(at.rkey.load(Relaxed))) {
         return failed(&error);
     }
     // SAFETY: given back once.

@@ -14,7 +14,7 @@ use crate::cm;
 use crate::device::{self, Handle, Opened, end_events};
 use crate::events::{Unacknowledged, lock};
 use crate::requests::{self, Building};
-use crate::{failed, fails, made, none, outcome};
+use crate::{ended, failed, fails, made, none, outcome};
 
 /// `enum ibv_qp_type`.
 const QPT_RC: c_uint = 2;
@@ -227,7 +227,7 @@ pub(crate) extern "C" fn ibv_destroy_qp(qp: *mut Qp) -> c_int {
         Error::Busy(_) if cm::release(opened, qp) => destroy(),
         error => Err(error),
     });
-    if let Err(error) = destroyed {
+    if let Err(error) = ended(destroyed) {
         return failed(&error);
     }
     lock(&opened.live.0).qps.remove(&at.own.qpn.0);

@@ -12,25 +12,31 @@ use std::{
         unix::fs::{DirBuilderExt, PermissionsExt},
     },
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
     thread,
+    time::Duration,
 };
 
 use bowline_ctl::OwnedFile;
 use bowline_roce_driver::{FormerConnections, Host, SoftConfig, SoftDevice, machine_addrs};
+use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with,
 };
 
-use crate::namespaces::numbered;
-
+/// Most programs at a time: there are no more parts, and some end while others begin.
+const PROGRAMS_MAX: usize = 300;
+/// How long nobody is accepted where that has failed.
+const PAUSE: Duration = Duration::from_millis(100);
 /// Programs that may wait to be welcomed.
 const BACKLOG: i32 = 64;
 
 /// Where programs of the node that serves at a place ask for RDMA.
 pub fn beside(place: &Path) -> PathBuf {
-    let name = numbered("verbs").unwrap_or_else(|| "verbs".to_owned());
-    place.with_file_name(name + ".sock")
+    place.with_extension("verbs")
 }
 
 /// The folder in which programs list their connections, which the node ends when they are killed;
@@ -48,6 +54,8 @@ pub(crate) fn folder() -> Option<PathBuf> {
 pub(crate) struct VerbsPlace {
     listener: OwnedFd,
     file: OwnedFile,
+    /// A confined node cannot look for it.
+    folder: Option<PathBuf>,
 }
 
 impl VerbsPlace {
@@ -64,7 +72,7 @@ impl VerbsPlace {
         // Users who may not have RDMA get the reason as an answer.
         fs::set_permissions(&path, fs::Permissions::from_mode(0o666))?;
         listen(&listener, BACKLOG)?;
-        Ok(Self { listener, file: OwnedFile::new(&path)? })
+        Ok(Self { listener, file: OwnedFile::new(&path)?, folder: folder() })
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -73,7 +81,8 @@ impl VerbsPlace {
 
     /// Serves programs as long as the process lives.
     pub(crate) fn serve(self) -> io::Result<()> {
-        thread::Builder::new().name("verbs".to_owned()).spawn(move || serve(&self.listener))?;
+        let body = move || serve(&self.listener, self.folder.as_deref());
+        thread::Builder::new().name("verbs".to_owned()).spawn(body)?;
         Ok(())
     }
 }
@@ -81,29 +90,44 @@ impl VerbsPlace {
 /// The addresses, which are opened for the first program.
 type Opened = Mutex<Option<(Host, Arc<SoftDevice>)>>;
 
-fn serve(listener: &OwnedFd) {
+fn serve(listener: &OwnedFd, folder: Option<&Path>) {
     let opened: Arc<Opened> = Arc::default();
+    let served = Arc::new(AtomicUsize::new(0));
     loop {
         let program = match accept_with(listener, SocketFlags::CLOEXEC) {
             Ok(program) => program,
-            Err(error) => {
-                note!("programs get no RDMA any more: {error}");
-                return;
+            Err(_) => {
+                // No descriptors, or no memory: until some are free again.
+                thread::sleep(PAUSE);
+                continue;
             }
         };
-        let opened = Arc::clone(&opened);
-        let served = thread::Builder::new().name("verbs-program".to_owned()).spawn(move || {
-            if let Err(error) = host(&opened).and_then(|host| host.serve(program)) {
+        // Nothing is opened, and no thread started, for who may not have it: the answer tells why.
+        if !is_admitted(&program) || served.load(Relaxed) >= PROGRAMS_MAX {
+            Host::refuse(&program);
+            continue;
+        }
+        served.fetch_add(1, Relaxed);
+        let (opened, count) = (Arc::clone(&opened), Arc::clone(&served));
+        let folder = folder.map(Path::to_owned);
+        let started = thread::Builder::new().name("verbs-program".to_owned()).spawn(move || {
+            if let Err(error) = host(&opened, folder).and_then(|host| host.serve(program)) {
                 note!("a program gets no RDMA: {error}");
             }
+            count.fetch_sub(1, Relaxed);
         });
-        if let Err(error) = served {
-            note!("a program gets no RDMA: {error}");
+        if started.is_err() {
+            served.fetch_sub(1, Relaxed);
         }
     }
 }
 
-fn host(opened: &Opened) -> io::Result<Host> {
+fn is_admitted(program: &OwnedFd) -> bool {
+    let own = rustix::process::geteuid();
+    socket_peercred(program).is_ok_and(|who| who.uid == own || who.uid.is_root())
+}
+
+fn host(opened: &Opened, folder: Option<PathBuf>) -> io::Result<Host> {
     let mut opened = opened.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((host, _)) = &*opened {
         return Ok(host.clone());
@@ -114,7 +138,7 @@ fn host(opened: &Opened) -> io::Result<Host> {
     let config = SoftConfig {
         addrs: addrs.iter().map(|(addr, _)| *addr).collect(),
         links: addrs.into_iter().filter(|(addr, _)| is_link_local(addr)).collect(),
-        former_connections: folder().map_or(FormerConnections::Nowhere, FormerConnections::In),
+        former_connections: folder.map_or(FormerConnections::Nowhere, FormerConnections::In),
         ..SoftConfig::default()
     };
     let (host, device) = Host::open(config)?;

@@ -23,13 +23,14 @@ pub(crate) struct ConnectionFiles {
 }
 
 impl ConnectionFiles {
-    /// Names the files of a device in a directory. Each address comes with the index of its
-    /// interface if it is link-local.
-    pub(crate) fn new(dir: &Path, addrs: &[(IpAddr, u32)]) -> Self {
+    /// Names the files of a device in a directory, or those of a part of its addresses. Each address
+    /// comes with the index of its interface if it is link-local.
+    pub(crate) fn new(dir: &Path, part: Option<u8>, addrs: &[(IpAddr, u32)]) -> Self {
         let namespace = std::fs::metadata("/proc/self/ns/net").map_or(0, |file| file.ino());
+        let part = part.filter(|part| *part != 0).map_or_else(String::new, |n| format!("part{n}-"));
         let file = |(addr, link): &(IpAddr, u32)| {
             let link = if *link == 0 { String::new() } else { format!("%{link}") };
-            (*addr, dir.join(format!("roce-{namespace}-{addr}{link}.connections")))
+            (*addr, dir.join(format!("roce-{part}{namespace}-{addr}{link}.connections")))
         };
         Self { files: addrs.iter().map(file).collect() }
     }
@@ -106,7 +107,7 @@ mod tests {
             std::env::temp_dir().join(format!("bowline-connection-files-{}", std::process::id()));
         std::fs::create_dir(&dir).unwrap();
         let [first, second] = ["10.0.0.1", "fd00::1"].map(|addr| addr.parse().unwrap());
-        let files = ConnectionFiles::new(&dir, &[(first, 0), (second, 0)]);
+        let files = ConnectionFiles::new(&dir, None, &[(first, 0), (second, 0)]);
         assert_eq!(files.read().unwrap(), []);
         let connection = FormerConnection {
             local: first,
@@ -119,7 +120,7 @@ mod tests {
         files.write(&[connection, other]).unwrap();
         assert_eq!(files.read().unwrap(), [connection, other]);
         // The next process may have fewer addresses; each address has a file of its own.
-        let next = ConnectionFiles::new(&dir, &[(second, 0)]);
+        let next = ConnectionFiles::new(&dir, None, &[(second, 0)]);
         assert_eq!(next.read().unwrap(), [other]);
         next.write(&[]).unwrap();
         assert_eq!(files.read().unwrap(), [connection]);

@@ -83,8 +83,10 @@ impl SoftDevice {
         let guid = config.guid.unwrap_or_else(|| identity::node_guid(&config.addrs));
         let seed = bowline_base::entropy::random_bytes()
             .map_err(|error| system("asking for random bytes", &error))?;
-        let connection_files =
-            config.former_connections.folder().map(|dir| ConnectionFiles::new(&dir, &names));
+        let connection_files = config
+            .former_connections
+            .folder()
+            .map(|dir| ConnectionFiles::new(&dir, config.core.part, &names));
         let core = Config {
             guid,
             addrs: config.addrs.clone(),
@@ -174,6 +176,11 @@ impl SoftDevice {
     /// flight towards this device.
     pub fn receive_buffers(&self) -> impl Iterator<Item = usize> {
         self.shared.endpoints.iter().map(Endpoint::receive_buffer)
+    }
+
+    /// Tells whether the device is closed, or gone: every call fails.
+    pub fn is_closed(&self) -> bool {
+        self.shared.lock().stop
     }
 
     /// Has `watcher` notified of completions, events and connections; returns whether it is the

@@ -128,6 +128,16 @@ fn a_guest_that_is_gone_leaves_nothing_to_its_peers() {
     let stranger = open(ip(60, 5));
     one.listen(hosted.at(7000)).unwrap();
     let sides = connect_to(&stranger, &first, 4096, 7000);
+    // Its connection is listed a moment after it is established.
+    let is_listed = |entry: std::fs::DirEntry| {
+        let is_part = entry.file_name().to_string_lossy().starts_with("roce-part");
+        is_part && std::fs::read_to_string(entry.path()).is_ok_and(|text| !text.is_empty())
+    };
+    let begun = Instant::now();
+    while !std::fs::read_dir(&hosted.folder).unwrap().flatten().any(is_listed) {
+        assert!(begun.elapsed() < PATIENCE, "no list");
+        thread::sleep(Duration::from_millis(1));
+    }
     // As if killed: its device says nothing any more.
     first.cut(hosted.addr, None, true);
     drop(one);

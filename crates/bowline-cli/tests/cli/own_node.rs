@@ -348,6 +348,10 @@ fn programs_that_speak_verbs_have_a_device_of_the_node() {
         grep -q "127.0.0.1, RoCE v2" "$AT/devinfo.out"
         node_is_gone
         grep -q "RDMA for programs on 127.0.0.1" "$PLACES"/host*.log
+        # One node for all that follows.
+        mkfifo "$AT/hold"
+        begin holder "$BOWLINE" run sh -c 'echo holds; read line < "$AT/hold"'
+        heard holder holds
         # A server and a client, by the connection manager and without it. One that is early asks again.
         again() { n=0; until "$@"; do n=$((n + 1)); [ $n -lt 100 ] || fail "$*"; sleep 0.1; done; }
         begin rping "$BOWLINE" run rping -s -a 127.0.0.1 -C 5 -v
@@ -366,6 +370,19 @@ fn programs_that_speak_verbs_have_a_device_of_the_node() {
         begin rping "$BOWLINE" run rping -s -a 127.0.0.1 -C 5
         again "$BOWLINE" run rping -c -a 127.0.0.1 -C 5 > "$AT/client.out" 2>&1
         wait $(cat "$AT/rping.pid")
+        # Nor does the connection of one that is killed: its peer is told, and does not wait for it.
+        begin server "$BOWLINE" run rping -s -a 127.0.0.1
+        begin client "$BOWLINE" run rping -c -a 127.0.0.1
+        n=0
+        until grep -q . "$XDG_RUNTIME_DIR"/bowline/roce-0/roce-part*.connections 2> /dev/null; do
+            n=$((n + 1)); [ $n -lt 100 ] || fail "no list of connections: $(ls "$XDG_RUNTIME_DIR"/bowline/roce-*)"
+            kill -0 $(cat "$AT/client.pid") 2> /dev/null || begin client "$BOWLINE" run rping -c -a 127.0.0.1
+            sleep 0.1
+        done
+        kill -9 $(cat "$AT/client.pid")
+        n=0
+        while kill -0 $(cat "$AT/server.pid") 2> /dev/null; do n=$((n + 1)); [ $n -lt 100 ] || fail "the server waits"; sleep 0.1; done
+        echo end > "$AT/hold"
         node_is_gone
         "#,
     );

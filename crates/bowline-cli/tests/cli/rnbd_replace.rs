@@ -430,7 +430,7 @@ fn a_process_continues_when_the_next_one_does_not() {
 
         // One that is killed after it was given everything.
         let mut next = Successor::connect(&folder, &client);
-        next.ask(5, Some(&place), None, PATIENCE);
+        next.ask(4, Some(&place), None, PATIENCE);
         next.take_all();
         drop(next);
         client.until_logged("this one does");

@@ -237,7 +237,7 @@ fn a_node_is_ready_when_its_disks_are_there() {
     manager.hears_of("READY=1");
     node.signal("-TERM");
     let last = manager.hears_of("STOPPING=1");
-    assert!(last.contains("EXTEND_TIMEOUT_USEC=26000000"), "as above, and 11 s for disks: {last}");
+    assert!(last.contains("EXTEND_TIMEOUT_USEC=32000000"), "as above, and 17 s for disks: {last}");
     node.finish().exits(0);
 }
 

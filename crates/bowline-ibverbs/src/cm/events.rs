@@ -24,6 +24,7 @@ pub(super) mod kind {
     pub(crate) const REJECTED: c_uint = 8;
     pub(crate) const ESTABLISHED: c_uint = 9;
     pub(crate) const DISCONNECTED: c_uint = 10;
+    pub(crate) const DEVICE_REMOVAL: c_uint = 11;
     pub(crate) const TIMEWAIT_EXIT: c_uint = 15;
 }
 
@@ -91,12 +92,15 @@ pub(super) fn push_own(id: &CmId, event: c_uint, status: c_int) {
 pub(crate) fn tell(objects: &mut Objects, event: Happened) {
     let number = event.id();
     if let Happened::ConnectRequest { id, request } = event {
-        if let Some(listener) = objects.ids.get(&request.listener.0).copied() {
-            objects.requests.insert(id.0, listener);
-            let mut asks = Pending::new(listener, kind::CONNECT_REQUEST, 0);
-            asks.request = Some((id, request));
-            push(listener.get(objects), asks);
-        }
+        let Some(listener) = objects.ids.get(&request.listener.0).copied() else {
+            let early = objects.early.entry(request.listener.0).or_default();
+            early.push(Happened::ConnectRequest { id, request });
+            return;
+        };
+        objects.requests.insert(id.0, listener);
+        let mut asks = Pending::new(listener, kind::CONNECT_REQUEST, 0);
+        asks.request = Some((id, request));
+        push(listener.get(objects), asks);
         return;
     }
     if let Some(listener) = objects.requests.get(&number.0).copied() {
@@ -115,6 +119,13 @@ pub(crate) fn tell(objects: &mut Objects, event: Happened) {
     match objects.ids.get(&number.0).copied() {
         Some(id) => push(id.get(objects), happened(id, event)),
         None => objects.early.entry(number.0).or_default().push(event),
+    }
+}
+
+/// Tells all ids that the device is gone.
+pub(crate) fn tell_removal(objects: &Objects) {
+    for id in objects.ids.values() {
+        push(id.get(objects), Pending::new(*id, kind::DEVICE_REMOVAL, 0));
     }
 }
 

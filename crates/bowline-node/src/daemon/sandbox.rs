@@ -61,6 +61,7 @@ impl Places {
         mut inherited: Option<&mut InheritedState>,
     ) -> Outcome<Self> {
         let mut places = Self::default();
+        let is_inherited = inherited.is_some();
         if let Some(given) = &settings.control {
             let paths = given.as_ref().map_or_else(
                 || control::default_paths(&settings.addresses),
@@ -80,7 +81,12 @@ impl Places {
             places.programs = programs::Place::listen(path.as_deref(), &settings.policy)?;
             let of = places.programs.as_ref().filter(|_| settings.until_unused);
             places.leases = of.map(leases_at).transpose()?;
-            places.verbs = places.programs.as_ref().and_then(|place| verbs_at(place));
+        }
+        if let Some(path) = &settings.programs {
+            // Where another node has the place for programs, its programs have its RDMA.
+            let is_ours = places.programs.is_some() || is_passed || is_inherited;
+            let place = path.clone().unwrap_or_else(programs::default_path);
+            places.verbs = is_ours.then(|| verbs_at(&place)).flatten();
         }
         Ok(places)
     }
@@ -101,10 +107,10 @@ impl Places {
 }
 
 /// A node without RDMA for programs serves all else.
-fn verbs_at(place: &programs::Place) -> Option<VerbsPlace> {
-    let listening = VerbsPlace::listen(place.path());
+fn verbs_at(place: &Path) -> Option<VerbsPlace> {
+    let listening = VerbsPlace::listen(place);
     let report = |error: &io::Error| {
-        note!("programs get no RDMA: {}: {error}", verbs::beside(place.path()).display());
+        note!("programs get no RDMA: {}: {error}", verbs::beside(place).display());
     };
     listening.inspect_err(report).ok()
 }

@@ -10,6 +10,7 @@ use std::thread;
 
 use bowline_base::Errno;
 use bowline_verbs::Error;
+use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
     AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, connect, shutdown,
     socket_with,
@@ -62,6 +63,12 @@ impl Joined {
         let kind = SocketType::SEQPACKET;
         let host = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?;
         connect(&host, &SocketAddrUnix::new(path)?)?;
+        // What it gives is believed, and what it names is written to.
+        let (who, own) = (socket_peercred(&host)?, rustix::process::geteuid());
+        if who.uid != own && !who.uid.is_root() {
+            let what = "it belongs to another user".to_owned();
+            return Err(Error::System { what, errno: Errno::EACCES }.into());
+        }
         Message::Join(FORMAT).send(&host, &[])?;
         match Message::receive(&host)? {
             Some((Message::Welcome(given), sockets)) if given.addrs.len() == sockets.len() => {

@@ -4,12 +4,13 @@ use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::time::Duration;
 
 use bowline_base::Errno;
 use bowline_verbs::Error;
-use rustix::net::sockopt::socket_peercred;
+use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
 use rustix::net::{RecvFlags, recv};
 
 use super::message::{ADDRS_MAX, FORMAT, Message, Welcome};
@@ -20,6 +21,10 @@ use crate::{EarlySockets, SoftConfig, SoftDevice, sys};
 
 /// Part of the host's own device.
 const OWN_PART: u8 = 0;
+/// Most listeners of a part.
+const LISTENERS_MAX: usize = 1024;
+/// How long a process that has connected may take to say what it wants.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// Datagrams of a former guest that are removed from a socket before another one gets it.
 const LEFT_MAX: usize = 1 << 16;
 
@@ -88,10 +93,17 @@ impl Inner {
     /// Makes the sockets of a part, and has the system give it its packets.
     fn prepare(&self, state: &mut State, part: u8) -> Result<(), Error> {
         let number = usize::from(part);
+        let mut gone = Vec::new();
         for group in &mut state.groups {
             while group.sockets.len() <= number {
-                let new = Endpoint::shared_socket(group.addr, group.link, self.buffer)?;
-                group.sockets.push(new);
+                match Endpoint::shared_socket(group.addr, group.link, self.buffer) {
+                    Ok(new) => group.sockets.push(new),
+                    Err(Error::AddrNotAvailable) => {
+                        gone.push(group.addr);
+                        break;
+                    }
+                    Err(error) => return Err(error),
+                }
                 // Of the whole group; its size grows by one at a time, as its sockets are numbered.
                 let count = group.sockets.len() as u32; // at most 256
                 let steered = group.sockets.first().map(|first| sys::steer(first.as_fd(), count));
@@ -104,6 +116,8 @@ impl Inner {
                 drain(socket);
             }
         }
+        // The machine has lost an address, which later processes do without.
+        state.groups.retain(|group| !gone.contains(&group.addr));
         Ok(())
     }
 }
@@ -157,7 +171,18 @@ impl Host {
         let mut in_use = Error::AddrNotAvailable;
         let groups = std::mem::take(&mut state.groups);
         for group in groups {
-            match Endpoint::shared_socket(group.addr, group.link, inner.buffer) {
+            // Another process of this user with shared sockets is no reason for the system to refuse.
+            let probe = Endpoint::open_on(
+                &EarlySockets::default(),
+                group.addr,
+                (group.link != 0).then_some(group.link),
+                0,
+            );
+            let opened = probe.and_then(|probe| {
+                drop(probe);
+                Endpoint::shared_socket(group.addr, group.link, inner.buffer)
+            });
+            match opened {
                 Ok(socket) => {
                     sys::steer(socket.as_fd(), 1).map_err(unsteered)?;
                     state.groups.push(Group { sockets: vec![socket], ..group });
@@ -190,6 +215,16 @@ impl Host {
         self.0.lock().groups.iter().map(|group| group.addr).collect()
     }
 
+    /// Refuses a process that has connected: it is another user's, or there are too many.
+    pub fn refuse(guest: &OwnedFd) {
+        let is_own = socket_peercred(guest).is_ok_and(|who| who.uid == rustix::process::geteuid());
+        if is_own {
+            send_refusal(guest, Errno::EAGAIN, "too many processes share the RDMA addresses");
+        } else {
+            send_refusal(guest, Errno::EACCES, ANOTHER_USER);
+        }
+    }
+
     /// Serves a process that has connected, by a socket of type `SOCK_SEQPACKET`, until it ends.
     /// Returns why it was refused.
     ///
@@ -199,19 +234,14 @@ impl Host {
     pub fn serve(&self, guest: OwnedFd) -> io::Result<()> {
         let guest = Arc::new(guest);
         let refuse = |errno: Errno, why: &str| {
-            // One that is gone need not know.
-            let _ = Message::Refused(errno.0, why.to_owned()).send(&*guest, &[]);
+            send_refusal(&*guest, errno, why);
             Err(Error::System { what: why.to_owned(), errno }.into())
         };
         let who = socket_peercred(&*guest)?;
-        let own = rustix::process::geteuid();
-        if who.uid != own && !who.uid.is_root() {
-            return refuse(
-                Errno::EACCES,
-                "the RDMA addresses of this machine are shared among processes of one user, and the node \
-                 is another's: run `bowline run` as that user, or in a network namespace of your own",
-            );
+        if who.uid != rustix::process::geteuid() && !who.uid.is_root() {
+            return refuse(Errno::EACCES, ANOTHER_USER);
         }
+        set_socket_timeout(&*guest, Timeout::Recv, Some(PATIENCE))?;
         match Message::receive(&*guest)? {
             Some((Message::Join(FORMAT), _)) => {}
             Some((Message::Join(_), _)) => {
@@ -223,6 +253,7 @@ impl Host {
             Ok(part) => part,
             Err(error) => return refuse(error.errno(), &error.to_string()),
         };
+        set_socket_timeout(&*guest, Timeout::Recv, None)?;
         let ended = self.talk(part, &guest);
         self.leave(part);
         ended
@@ -240,10 +271,8 @@ impl Host {
         };
         self.0.prepare(&mut state, part)?;
         let addrs = state.groups.iter().map(|group| (group.addr, group.link)).collect();
-        let folder = self.0.folder.as_ref().map(|folder| part_folder(folder, part));
-        // Where it cannot be made, peers of a guest that is killed notice later.
-        let folder = folder.filter(|folder| std::fs::create_dir_all(folder).is_ok());
-        let welcome = Welcome { part, folder: folder.unwrap_or_default(), addrs };
+        let folder = self.0.folder.clone().unwrap_or_default();
+        let welcome = Welcome { part, folder, addrs };
         let sockets: Vec<_> =
             state.groups.iter().filter_map(|group| group.sockets.get(usize::from(part))).collect();
         let fds: Vec<_> = sockets.iter().map(|socket| socket.as_fd()).collect();
@@ -287,9 +316,19 @@ impl Host {
         // The device's lock is taken first, as where it gives datagrams away.
         let is_own = self.device().is_some_and(|device| device.listens(at));
         let mut state = self.0.lock();
+        let is_here = at.ip().is_unspecified() || state.groups.iter().any(|of| of.addr == at.ip());
+        if !is_here {
+            return Errno::EADDRNOTAVAIL.0;
+        }
+        if state.listeners.values().filter(|of| **of == part).count() >= LISTENERS_MAX {
+            return Errno::ENOMEM.0;
+        }
         let is_taken = state.listeners.keys().any(|other| {
-            let is_any = other.ip().is_unspecified() || at.ip().is_unspecified();
-            other.port() == at.port() && (other.ip() == at.ip() || is_any)
+            // An unspecified address of IPv6 stands for all of both families.
+            let includes =
+                |one: IpAddr, two: IpAddr| one.is_unspecified() && (one.is_ipv6() || two.is_ipv4());
+            let (one, two) = (other.ip(), at.ip());
+            other.port() == at.port() && (one == two || includes(one, two) || includes(two, one))
         });
         if is_taken || is_own {
             return Errno::EADDRINUSE.0;
@@ -307,7 +346,7 @@ impl Host {
         let names: Vec<_> = state.groups.iter().map(|group| (group.addr, group.link)).collect();
         drop(state);
         let Some(folder) = &self.0.folder else { return };
-        let files = ConnectionFiles::new(&part_folder(folder, part), &names);
+        let files = ConnectionFiles::new(folder, Some(part), &names);
         let former = files.read().unwrap_or_default();
         if let Some(device) = self.device() {
             device.end_former(&former);
@@ -317,9 +356,13 @@ impl Host {
     }
 }
 
-/// The folder of the files of a part.
-fn part_folder(folder: &Path, part: u8) -> PathBuf {
-    folder.join(format!("part-{part}"))
+const ANOTHER_USER: &str = "the RDMA addresses of this machine are shared among processes of one user, and the \
+    node is another's: run `bowline run` as that user, or in a network namespace of your own";
+
+/// Says why a process gets nothing.
+fn send_refusal(guest: impl AsFd, errno: Errno, why: &str) {
+    // One that is gone, or does not read, need not know.
+    let _ = Message::Refused(errno.0, why.to_owned()).send_now(guest);
 }
 
 /// Copies of the sockets of a part.

@@ -66,14 +66,13 @@ pub(crate) fn run(args: &Args) -> Outcome {
         return Err(Failure::usage("the program is missing"));
     };
     let program = find(name)?;
-    let library = library_for(&program)?;
-    let Found { place, lease } = node(args.node.as_deref())?;
+    let (libc, library) = library_for(&program)?;
+    let Found { reached, place, lease } = node(args.node.as_deref())?;
     let _lease = lease.map(|lease| kept(&lease)).transpose()?;
     let mut command = Command::new(&program);
     preload(&mut command, &library, place.as_deref());
-    if let Some(folder) = verbs::library() {
-        let node = place.unwrap_or_else(programs::default_path);
-        verbs::put_first(&mut command, &folder, &bowline_node::verbs::beside(&node));
+    if libc == Libc::Other {
+        verbs::put_first(&mut command, &bowline_node::verbs::beside(&reached));
     }
     keep_pipe_signal(&mut command);
     let error = command.arg0(name).args(words).exec();
@@ -90,10 +89,14 @@ fn not_run(program: &Path, error: &io::Error) -> Failure {
 }
 
 /// The library for a program, which has to be of the same C library.
-fn library_for(program: &Path) -> Outcome<PathBuf> {
-    match libc::of(program).map_err(|error| not_run(program, &error))? {
-        Libc::Other => preload_library().map_err(Failure::failed),
-        Libc::Musl => preload_library_of_musl().map_err(Failure::failed),
+fn library_for(program: &Path) -> Outcome<(Libc, PathBuf)> {
+    let libc = libc::of(program).map_err(|error| not_run(program, &error))?;
+    let found = |library: Result<_, String>| {
+        library.map(|library| (libc, library)).map_err(Failure::failed)
+    };
+    match libc {
+        Libc::Other => found(preload_library()),
+        Libc::Musl => found(preload_library_of_musl()),
         Libc::None => {
             let text = format!(
                 "{} is linked statically, so its calls cannot be intercepted: use one that is \
@@ -121,8 +124,8 @@ fn node(given: Option<&Path>) -> Outcome<Found> {
             (node.map_err(failed), Some(place.to_owned()), "with --programs and this path")
         }
     };
-    let leased = node.and_then(|node| leased(&node));
-    leased.map(|lease| Found { place, lease }).map_err(|why| {
+    let leased = node.and_then(|node| Ok((leased(&node)?, node.place)));
+    leased.map(|(lease, reached)| Found { reached, place, lease }).map_err(|why| {
         Failure::failed(format!(
             "no node serves programs here ({why}): start one with `bowline node`, {advice}"
         ))

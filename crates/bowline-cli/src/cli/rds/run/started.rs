@@ -62,6 +62,8 @@ pub(crate) fn run(args: &Args) -> Outcome {
 
 /// A node, and what keeps it.
 pub(super) struct Found {
+    /// Where it was reached.
+    pub(super) reached: PathBuf,
     /// Where it serves programs, unless that is where they look.
     pub(super) place: Option<PathBuf>,
     /// Of a node that ends without programs.
@@ -102,7 +104,8 @@ fn found(home: Option<&Home>) -> Result<Found, Unreachable> {
     let places: Vec<_> = programs::places().into_iter().chain(own.cloned()).collect();
     let node = programs::reachable(&places)?;
     let lease = leased(&node).map_err(|why| Unreachable { why, is_closed: false })?;
-    Ok(Found { place: Some(node.place).filter(|place| Some(place) == own), lease })
+    let place = Some(node.place.clone()).filter(|place| Some(place) == own);
+    Ok(Found { reached: node.place, place, lease })
 }
 
 /// The folder in which a node is started, and the name of its files.
@@ -175,7 +178,8 @@ impl Home {
         drop(command);
         let lease = Some(self.wait(until)?);
         self.tell(&addresses, &log);
-        Ok(Found { place: Some(self.place.clone()).filter(|_| self.is_temporary), lease })
+        let place = Some(self.place.clone()).filter(|_| self.is_temporary);
+        Ok(Found { reached: self.place.clone(), place, lease })
     }
 
     /// Waits until the node gives a lease.

@@ -24,14 +24,19 @@ const NAMES: [&str; 6] = [
     "libmana.so.1",
 ];
 
-/// The file, if it is there: a program that speaks verbs gets the system's library without it.
-pub(super) fn library() -> Option<PathBuf> {
-    installed(LIBRARY)
-}
+/// Where the system shows RDMA devices of its own.
+const DEVICES: &str = "/sys/class/infiniband";
 
 /// Has a program find the library before the system's, and the node whose addresses it shares.
-pub(super) fn put_first(command: &mut Command, library: &Path, node: &Path) {
-    let folder = match named(library) {
+/// Without the library, without RDMA at the node, and where the machine has a device of its own,
+/// the program keeps what it has.
+pub(super) fn put_first(command: &mut Command, node: &Path) {
+    let Some(library) = installed(LIBRARY) else { return };
+    let has_devices = fs::read_dir(DEVICES).is_ok_and(|mut all| all.next().is_some());
+    if has_devices || !bowline_ctl::is_socket(node) {
+        return;
+    }
+    let folder = match named(&library) {
         Ok(folder) => folder,
         Err(error) => {
             note!("bowline run: programs get no RDMA: {}: {error}", library.display());
