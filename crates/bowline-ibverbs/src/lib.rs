@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Objects are structures of C with what this library keeps for them behind what programs know
-//! ([`abi`]). Where a manual page says that a call fails, `errno` is set and is returned where the
+//! (`abi.rs`). Where a manual page says that a call fails, `errno` is set and is returned where the
 //! call returns a number.
 //!
 //! What a program gives is believed as far as C has it: pointers that are not null point to what

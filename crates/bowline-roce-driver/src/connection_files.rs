@@ -23,8 +23,8 @@ pub(crate) struct ConnectionFiles {
 }
 
 impl ConnectionFiles {
-    /// Names the files of a device in a directory, or those of a part of its addresses. Each address
-    /// comes with the index of its interface if it is link-local.
+    /// Names the files of a device in a directory, or those of a part of its addresses. Each
+    /// address comes with the index of its interface if it is link-local.
     pub(crate) fn new(dir: &Path, part: Option<u8>, addrs: &[(IpAddr, u32)]) -> Self {
         let namespace = std::fs::metadata("/proc/self/ns/net").map_or(0, |file| file.ino());
         let part = part.filter(|part| *part != 0).map_or_else(String::new, |n| format!("part{n}-"));

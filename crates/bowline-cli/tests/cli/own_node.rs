@@ -370,7 +370,7 @@ fn programs_that_speak_verbs_have_a_device_of_the_node() {
         begin rping "$BOWLINE" run rping -s -a 127.0.0.1 -C 5
         again "$BOWLINE" run rping -c -a 127.0.0.1 -C 5 > "$AT/client.out" 2>&1
         wait $(cat "$AT/rping.pid")
-        # Nor does the connection of one that is killed: its peer is told, and does not wait for it.
+        # Nor does the connection of one that is killed: its peer does not wait for it.
         begin server "$BOWLINE" run rping -s -a 127.0.0.1
         begin client "$BOWLINE" run rping -c -a 127.0.0.1
         n=0

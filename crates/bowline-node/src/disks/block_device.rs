@@ -176,7 +176,7 @@ impl DiskBlockDevice {
                 Ok(ublk) => return Ok(Self::of(ublk, Some(record), true)),
                 // The system was started again, or somebody has removed it.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => record.remove(),
-                // That of a process which still runs may go on there.
+                // A process that still runs keeps its own.
                 Err(error) if error.kind() == io::ErrorKind::InvalidInput && handed.is_none() => {
                     note!("/dev/ublkb{}: {error}: its users get errors", device.id);
                     ublk::remove(&device)?;

@@ -171,7 +171,7 @@ impl Host {
         let mut in_use = Error::AddrNotAvailable;
         let groups = std::mem::take(&mut state.groups);
         for group in groups {
-            // Another process of this user with shared sockets is no reason for the system to refuse.
+            // The system would let in another process of this user that shares the port.
             let probe = Endpoint::open_on(
                 &EarlySockets::default(),
                 group.addr,
@@ -337,7 +337,7 @@ impl Host {
         0
     }
 
-    /// Ends what a guest that is gone has left: its listeners, and its connections, which it ends at its
+    /// Ends what a guest that is gone has left: its listeners, and its connections, also at their
     /// peers.
     fn leave(&self, part: u8) {
         let mut state = self.0.lock();
