@@ -94,13 +94,10 @@ fn serve(listener: &OwnedFd, folder: Option<&Path>) {
     let opened: Arc<Opened> = Arc::default();
     let served = Arc::new(AtomicUsize::new(0));
     loop {
-        let program = match accept_with(listener, SocketFlags::CLOEXEC) {
-            Ok(program) => program,
-            Err(_) => {
-                // No descriptors, or no memory: until some are free again.
-                thread::sleep(PAUSE);
-                continue;
-            }
+        let Ok(program) = accept_with(listener, SocketFlags::CLOEXEC) else {
+            // No descriptors, or no memory: until some are free again.
+            thread::sleep(PAUSE);
+            continue;
         };
         // Nothing is opened, and no thread started, for who may not have it: the answer tells why.
         if !is_admitted(&program) || served.load(Relaxed) >= PROGRAMS_MAX {
