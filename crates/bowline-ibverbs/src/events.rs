@@ -2,11 +2,15 @@
 
 use core::ffi::c_int;
 use std::collections::VecDeque;
+use std::io::IoSliceMut;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::io::Errno;
+use rustix::io::{Errno, ReadWriteFlags, preadv2};
+
+/// A descriptor without positions.
+const AT_ONCE: u64 = u64::MAX;
 
 /// Locks what a thread that has panicked may have left: all here is whole between two statements.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -54,6 +58,7 @@ impl<T> Events<T> {
         let mut queue = lock(&self.queue);
         let (moved, stays) = queue.drain(..).partition::<VecDeque<T>, _>(is_meant);
         *queue = stays;
+        self.uncount(moved.len());
         drop(queue);
         moved.into_iter().for_each(|event| other.push(event));
     }
@@ -63,7 +68,22 @@ impl<T> Events<T> {
         let mut queue = lock(&self.queue);
         let before = queue.len();
         queue.retain(|event| !is_gone(event));
-        (before - queue.len()) as u32 // an event takes more than a byte
+        let gone = before - queue.len();
+        self.uncount(gone);
+        gone as u32 // an event takes more than a byte
+    }
+
+    /// Removes events from the count, which another thread may have taken for itself: it finds no
+    /// event then, and waits again.
+    fn uncount(&self, number: usize) {
+        for _ in 0..number {
+            let mut one = [0; 8];
+            let pieces = &mut [IoSliceMut::new(&mut one)];
+            // Without waiting, whatever the program has set.
+            if preadv2(&self.count, pieces, AT_ONCE, ReadWriteFlags::NOWAIT).is_err() {
+                break;
+            }
+        }
     }
 }
 
@@ -97,9 +117,15 @@ impl Unacknowledged {
 
 #[cfg(test)]
 mod tests {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
     use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
     use super::*;
+
+    fn can_be_read(events: &Events<i32>) -> bool {
+        let mut fds = [PollFd::new(&events.count, PollFlags::IN)];
+        poll(&mut fds, Some(&Timespec::default())).unwrap() == 1
+    }
 
     #[test]
     fn events_come_in_order_and_without_those_that_were_taken_back() {
@@ -107,6 +133,13 @@ mod tests {
         (1..=4).for_each(|n| events.push(n));
         assert_eq!(events.take_back(|n| n % 2 == 1), 2);
         assert_eq!((events.next(), events.next()), (Ok(2), Ok(4)));
+        assert!(!can_be_read(&events), "nothing is left of those");
+        events.push(5);
+        assert!(can_be_read(&events));
+        let other = Events::new().unwrap();
+        events.move_to(&other, |_| true);
+        assert_eq!((can_be_read(&events), can_be_read(&other)), (false, true));
+        assert_eq!(other.next(), Ok(5));
         let flags = fcntl_getfl(&events.count).unwrap();
         fcntl_setfl(&events.count, flags | OFlags::NONBLOCK).unwrap();
         assert_eq!(events.next(), Err(Errno::AGAIN));
