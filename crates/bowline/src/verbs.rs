@@ -12,7 +12,7 @@ pub use bowline_roce::{
 };
 pub use bowline_roce_driver::{
     DriverStats as SoftStats, EarlySockets, FormerConnections, IcrcPolicy, InUse, PollMode,
-    ROCE_PORT, SoftConfig, SoftDevice,
+    ROCE_PORT, SoftConfig, SoftDevice, Watch,
 };
 pub use bowline_verbs::{
     Access, AddressVector, AsyncEvent, Buffer, CmEvent, CmId, CmMessage, Completion, ConnParam,
