@@ -35,7 +35,7 @@ pub(crate) struct Own {
     opened: Arc<Opened>,
     pub(crate) unacknowledged: Unacknowledged,
     /// Completion events, which are acknowledged apart.
-    untold: Unacknowledged,
+    completion_events: Unacknowledged,
     /// The completion that an extended poll looks at.
     current: Mutex<(Completion, u64)>,
 }
@@ -63,11 +63,11 @@ fn polled<T>(with: impl FnOnce(&mut Vec<Completion>) -> T) -> T {
     }
 }
 
-/// Tells the channel of a queue that it has a completion.
-pub(crate) fn tell(cq: &Cq) {
+/// Reports to the channel of a queue that it has a completion.
+pub(crate) fn report(cq: &Cq) {
     // SAFETY: a channel is not destroyed before the queues that it is of.
     if let Some(channel) = unsafe { cq.channel.as_ref() } {
-        cq.own.untold.add();
+        cq.own.completion_events.add();
         channel.own.push(Handle(cq));
     }
 }
@@ -151,7 +151,7 @@ fn create(
             id,
             opened: Arc::clone(opened),
             unacknowledged: Unacknowledged::default(),
-            untold: Unacknowledged::default(),
+            completion_events: Unacknowledged::default(),
             current: Mutex::default(),
         },
     });
@@ -199,8 +199,8 @@ pub(crate) extern "C" fn ibv_destroy_cq(cq: *mut Cq) -> c_int {
     lock(&opened.live.0).cqs.remove(&at.own.id.0);
     // SAFETY: a channel is not destroyed before its queues.
     if let Some(channel) = unsafe { at.channel.as_ref() } {
-        at.own.untold.acknowledge(channel.own.take_back(|of| ptr::eq(of.0, cq)));
-        at.own.untold.wait_for_all();
+        at.own.completion_events.acknowledge(channel.own.take_back(|of| ptr::eq(of.0, cq)));
+        at.own.completion_events.wait_for_all();
         channel.refcnt.fetch_sub(1, Relaxed);
     }
     // SAFETY: a context is closed after its objects are destroyed.
@@ -243,7 +243,7 @@ extern "C" fn ibv_get_cq_event(
 extern "C" fn ibv_ack_cq_events(cq: Option<&Cq>, number: c_uint) {
     if let Some(cq) = cq {
         cq.comp_events_completed.fetch_add(number, Relaxed);
-        cq.own.untold.acknowledge(number);
+        cq.own.completion_events.acknowledge(number);
     }
 }
 

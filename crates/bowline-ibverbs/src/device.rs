@@ -102,7 +102,7 @@ impl Watch for Live {
     fn completion(&self, cq: CqId) {
         let objects = lock(&self.0);
         if let Some(cq) = objects.cqs.get(&cq.0) {
-            completion::tell(cq.get(&objects));
+            completion::report(cq.get(&objects));
         }
     }
 
@@ -124,8 +124,8 @@ impl Watch for Live {
             _ => None,
         };
         if event == AsyncEvent::DeviceFatal {
-            cm::tell_removal(&objects);
-            objects.cqs.values().for_each(|cq| completion::tell(cq.get(&objects)));
+            cm::report_removal(&objects);
+            objects.cqs.values().for_each(|cq| completion::report(cq.get(&objects)));
         }
         for context in &objects.contexts {
             let events = &context.get(&objects).own.events;
@@ -147,7 +147,7 @@ impl Watch for Live {
     }
 
     fn connection(&self, event: CmEvent) {
-        cm::tell(&mut lock(&self.0), event);
+        cm::report(&mut lock(&self.0), event);
     }
 }
 

@@ -89,7 +89,7 @@ pub(super) fn push_own(id: &CmId, event: c_uint, status: c_int) {
 
 /// Takes what has happened to a connection to the channel of its id. What comes before the id is
 /// known, which is while a connection is made, waits for it.
-pub(crate) fn tell(objects: &mut Objects, event: Happened) {
+pub(crate) fn report(objects: &mut Objects, event: Happened) {
     let number = event.id();
     if let Happened::ConnectRequest { id, request } = event {
         let Some(listener) = objects.ids.get(&request.listener.0).copied() else {
@@ -123,7 +123,7 @@ pub(crate) fn tell(objects: &mut Objects, event: Happened) {
 }
 
 /// Tells all ids that the device is gone.
-pub(crate) fn tell_removal(objects: &Objects) {
+pub(crate) fn report_removal(objects: &Objects) {
     for id in objects.ids.values() {
         push(id.get(objects), Pending::new(*id, kind::DEVICE_REMOVAL, 0));
     }
@@ -132,7 +132,7 @@ pub(crate) fn tell_removal(objects: &Objects) {
 /// Gives an id what has come before it was known.
 pub(super) fn replay(objects: &mut Objects, number: Number) {
     for event in objects.early.remove(&number.0).unwrap_or_default() {
-        tell(objects, event);
+        report(objects, event);
     }
 }
 

@@ -18,5 +18,5 @@ mod lookup;
 mod queue_pairs;
 mod refused;
 
-pub(crate) use events::{tell, tell_removal};
+pub(crate) use events::{report, report_removal};
 pub(crate) use ids::release;
