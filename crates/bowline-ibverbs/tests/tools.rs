@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// How long a client may fail because its server does not listen yet.
 const STARTING: Duration = Duration::from_secs(20);
 /// Attempts at what a tool leaves to chance.
-const TIMES_OF_A_RACE: usize = 8;
+const TIMES_OF_A_RACE: usize = 40;
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// A folder with the library under the names that programs ask for, removed at the end.
