@@ -1,11 +1,17 @@
 //! The end of a process whose disks are in use.
 
-use std::path::PathBuf;
+use std::{
+    path::PathBuf,
+    time::{Duration, Instant},
+};
 
 use crate::{
     nbd::{FLUSH, Nbd, WRITE},
     support::{Folder, Running, run, start},
 };
+
+/// How many requests of the client's disk are in flight, and how many wait.
+const QUEUE: &str = "block/rnbd0/bowline/queue";
 
 /// Starts a server of a file, and a client with the disk at an NBD socket.
 fn pair(folder: &Folder, host: u8) -> (Running, Running, PathBuf) {
@@ -99,6 +105,13 @@ fn an_end_in_which_not_all_was_served_says_so() {
     assert_eq!(nbd.ask(WRITE, 0, 4096), 0);
     server.signal("-STOP");
     nbd.send(WRITE, 0, 4096);
+    // A request that the end finds unread in the socket is refused, and not one in flight.
+    let begun = Instant::now();
+    let control = folder.path().join(format!("bowline/rnbd/map-{}.sock", client.id()));
+    let asks = ["rnbd", "get", QUEUE, "--control", control.to_str().expect("a plain path")];
+    while run(&folder, &asks).exits(0).out == "0 0\n" {
+        assert!(begun.elapsed() < Duration::from_secs(10), "the write is not in flight");
+    }
     client.signal("-TERM");
     let done = client.finish().exits(1);
     // The path may be found dead before patience ends.
@@ -145,7 +158,7 @@ fn a_second_signal_that_cuts_off_the_last_flush_says_so() {
     while !ended.is_finished() {
         // One that is gone is not there any more.
         let _ = std::process::Command::new("kill").args(["-TERM", &pid]).output();
-        std::thread::sleep(std::time::Duration::from_millis(50));
+        std::thread::sleep(Duration::from_millis(50));
     }
     let done = ended.join().expect("it ends").exits(128 + 15);
     let line = "rnbd0: what was written was not made durable: a second signal cut off the flush";
