@@ -193,12 +193,13 @@ impl Unserved {
     }
 
     /// Makes requests fail that wait for a server that is not connected, and waits until none is in
-    /// flight, at most until `end`. What fails of disks that machines have does not count.
+    /// flight and no disk is in use, at most until `end`. What fails of disks that machines have
+    /// does not count.
     pub(super) fn finish(
         &mut self,
         disks: &[Arc<Disk>],
         end: Instant,
-        is_in_use: impl Fn() -> bool,
+        is_in_use: impl Fn(&str) -> bool,
     ) {
         let left =
             |disk: &Arc<Disk>| disk.info().map_or(0, |info| info.in_flight as usize + info.waiting);
@@ -210,15 +211,22 @@ impl Unserved {
             })
         };
         let before: Vec<u64> = disks.iter().map(errors).collect();
-        // Users of a file or a block device keep sending: as many as were there have to end.
+        // Users of a file or a block device keep sending: as many as were there have to end. Clients
+        // of sockets do not: what is taken from their sockets only now has to end as well.
         let goals: Vec<u64> = disks.iter().map(|disk| ended(disk) + left(disk) as u64).collect();
         let unanswered = |disk: &Arc<Disk>, goal: u64| {
+            if is_in_use(disk.local_name()) {
+                return left(disk);
+            }
             let late = usize::try_from(goal.saturating_sub(ended(disk))).unwrap_or(usize::MAX);
             late.min(left(disk))
         };
         disks.iter().for_each(|disk| disk.fail_fast());
-        let are_left = || disks.iter().zip(&goals).any(|(disk, goal)| unanswered(disk, *goal) > 0);
-        while (is_in_use() || are_left()) && Instant::now() < end {
+        let are_left = || {
+            let mut all = disks.iter().zip(&goals);
+            all.any(|(disk, goal)| is_in_use(disk.local_name()) || unanswered(disk, *goal) > 0)
+        };
+        while are_left() && Instant::now() < end {
             thread::sleep(POLL_INTERVAL);
         }
         for ((disk, before), goal) in disks.iter().zip(before).zip(&goals) {

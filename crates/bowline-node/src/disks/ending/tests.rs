@@ -36,6 +36,8 @@ struct Noting {
     asked: Mutex<Vec<IoOp>>,
     /// Errno of flushes, negative.
     flush: Mutex<i32>,
+    /// Holds while writes are not answered.
+    writes: Mutex<()>,
 }
 
 impl Noting {
@@ -57,6 +59,10 @@ impl Backend for Noting {
         for io in io.drain(..) {
             self.asked.lock().unwrap_or_else(PoisonError::into_inner).push(io.op);
             let errno = match io.op {
+                IoOp::Write => {
+                    drop(self.writes.lock());
+                    0
+                }
                 IoOp::Flush => *self.flush.lock().unwrap_or_else(PoisonError::into_inner),
                 _ => 0,
             };
@@ -187,6 +193,26 @@ fn no_write_is_taken_after_the_last_flush() {
     });
     let asked = store.asked();
     assert_eq!(asked.last(), Some(&IoOp::Flush), "{} requests", asked.len());
+}
+
+#[test]
+fn a_request_that_is_taken_at_the_end_and_not_answered_is_reported() {
+    // tests [NB-73]
+    let rig = Rig::new(6, 1);
+    let held = rig.stores[0].writes.lock().unwrap();
+    let mut unserved = Unserved::default();
+    thread::scope(|threads| {
+        let (taken, disk) = (AtomicBool::new(false), &rig.disks[0]);
+        unserved.finish(&rig.disks, Instant::now() + Duration::from_millis(300), |_| {
+            // A client's request is in its socket when the end begins, and is read only then.
+            if !taken.swap(true, Ordering::Relaxed) {
+                threads.spawn(|| sync::write_at(&**disk, 0, &[7; 4096], Durable::Later));
+            }
+            true
+        });
+        drop(held);
+    });
+    assert_eq!(unserved.lines, ["rnbd0: requests not answered in time: 1"]);
 }
 
 #[test]
