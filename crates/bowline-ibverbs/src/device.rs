@@ -7,6 +7,7 @@ use std::env;
 use std::net::{IpAddr, Ipv6Addr};
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::time::Duration;
 
 use bowline_base::Errno;
 use bowline_roce_driver::{Guest, Joined, SoftConfig, SoftDevice, Watch, machine_addrs, node_guid};
@@ -20,6 +21,9 @@ use crate::{failed, fails, made, none};
 
 /// Variable with the addresses of the device, separated by commas.
 const ADDRS: &str = "BOWLINE_VERBS_ADDRS";
+/// How long connecting waits for the other program to listen: it may have been started at the same
+/// moment, and there is no network between that takes as long as its start.
+const LISTENER_PATIENCE: Duration = Duration::from_millis(500);
 /// Variable with the socket of the node whose addresses this process shares.
 const NODE: &str = "BOWLINE_VERBS_NODE";
 const NAME: &str = "bowline0";
@@ -219,7 +223,8 @@ fn is_link_local(addr: IpAddr) -> bool {
 
 impl Opened {
     fn new() -> Result<Self, bowline_verbs::Error> {
-        let config = SoftConfig { name: NAME.to_owned(), ..SoftConfig::default() };
+        let mut config = SoftConfig { name: NAME.to_owned(), ..SoftConfig::default() };
+        config.core.cm.listener_patience = LISTENER_PATIENCE;
         let (soft, guest, gids) = match env::var_os(NODE).filter(|path| !path.is_empty()) {
             None => {
                 let gids = gids();

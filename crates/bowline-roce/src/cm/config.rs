@@ -19,6 +19,9 @@ pub struct CmConfig {
     /// Delays after which a message is resent before the full period applies. A kernel ignores
     /// messages it has already, or answers them again [CM-44]; so a lost message costs less time.
     pub first_resends: Vec<Duration>,
+    /// How long after its begin a request is repeated that the peer refuses since nobody listens at
+    /// its port. Zero, as a kernel's: not at all. For programs whose sides start at once [CM-58].
+    pub listener_patience: Duration,
     /// Code of the time a program may take to answer a request, told to a peer that repeats its
     /// request [CM-43].
     pub service_timeout: u8,
@@ -41,6 +44,7 @@ impl Default for CmConfig {
             response_timeout: 20,
             max_retries: 15,
             first_resends: [50, 200, 1000].map(Duration::from_millis).to_vec(),
+            listener_patience: Duration::ZERO,
             service_timeout: 24,
             max_pending: 128,
             max_unproven: 1024,

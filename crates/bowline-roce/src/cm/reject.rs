@@ -1,6 +1,7 @@
 //! Refusals (REJ), sent and received [CM-3] [CM-10] [CM-11].
 
 use std::net::IpAddr;
+use std::time::Duration;
 
 use bowline_verbs::{CmEvent, CmId, Error, InvalidReason, Object, RejectReason, RequestPart};
 use bowline_wire::roce::Gid;
@@ -11,6 +12,9 @@ use bowline_wire::roce::cm::{
 use super::Manager;
 use super::conn::State;
 use crate::Instant;
+
+/// How soon a request is repeated that found no listener.
+const LISTENER_PERIOD: Duration = Duration::from_millis(20);
 
 /// Contents of a REJ.
 #[derive(Clone, Copy, Debug)]
@@ -106,7 +110,25 @@ impl Manager {
     /// Handles a REJ: the peer refuses or gives up.
     pub(super) fn handle_rej(&mut self, now: Instant, from: IpAddr, rej: &Rej) -> bool {
         let Some(id) = self.find_refused(from, rej) else { return false };
-        self.rejected(now, id, RejectReason(rej.reason), rej.private_data.to_vec());
+        let reason = RejectReason(rej.reason);
+        if reason != RejectReason::INVALID_SERVICE_ID || !self.asks_again(now, id) {
+            self.rejected(now, id, reason, rej.private_data.to_vec());
+        }
+        true
+    }
+
+    /// Repeats a request soon that found no listener, unless it has waited for one long enough
+    /// [CM-58]. The peer has stored nothing of it.
+    fn asks_again(&mut self, now: Instant, id: CmId) -> bool {
+        let Some(conn) = self.conns.get_mut(&id) else { return false };
+        let State::ReqSent(resend) = &mut conn.state else { return false };
+        if now.saturating_since(conn.since) >= self.config.listener_patience {
+            return false;
+        }
+        // As a request of this moment: no repetition is used up.
+        resend.first_resends_done = 0;
+        resend.left = conn.max_retries;
+        self.set_timer(id, Some(now + LISTENER_PERIOD));
         true
     }
 

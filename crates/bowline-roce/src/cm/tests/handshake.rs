@@ -216,6 +216,40 @@ fn nobody_listens() {
     pair.assert_nothing_left();
 }
 
+// tests [CM-58]
+#[test]
+fn a_request_waits_for_its_listener_if_it_may() {
+    let patience = Duration::from_millis(500);
+    let may = CmConfig { listener_patience: patience, ..config() };
+    let mut pair = Pair::new(may.clone());
+    pair.connect(&param(QP_A));
+    pair.pass(Duration::from_millis(90));
+    assert_eq!(pair.names(A), ["REQ"; 5], "one in 20 ms");
+    assert!(pair.sides[A].events.is_empty());
+    pair.sides[P].manager.listen(([0, 0, 0, 0], PORT).into()).unwrap();
+    pair.pass(Duration::from_millis(20));
+    let (passive, _) = pair.request();
+    pair.accept(passive, &param(QP_P));
+    let established = |event: &CmEvent| matches!(event, CmEvent::Established { .. });
+    assert!(pair.sides.iter().all(|side| side.events.iter().any(established)));
+
+    // A program that does not answer is waited for as ever.
+    let mut pair = Pair::new(may.clone());
+    pair.connect(&param(QP_A));
+    pair.sides[P].manager.listen(([0, 0, 0, 0], PORT).into()).unwrap();
+    pair.pass(Duration::from_millis(4700));
+    assert_eq!(pair.names(A), ["REQ"; 3], "another one after 4608 ms");
+
+    let mut pair = Pair::new(may);
+    let active = pair.connect(&param(QP_A));
+    pair.pass(patience - Duration::from_millis(1));
+    assert!(pair.sides[A].events.is_empty());
+    pair.pass(Duration::from_millis(1));
+    let (reason, private_data) = (RejectReason::INVALID_SERVICE_ID, vec![0; 148]);
+    assert_eq!(pair.sides[A].events, [CmEvent::Rejected { id: active, reason, private_data }]);
+    pair.assert_nothing_left();
+}
+
 // tests [CMA-6] [CMA-7] [CMA-18] [HDR-9] [CM-11]
 #[test]
 fn a_bad_request_is_refused_with_its_reason() {
