@@ -206,8 +206,11 @@ impl SoftDevice {
         Ok(())
     }
 
-    /// Takes in a datagram that another process has received for this device.
+    /// Takes in a datagram that another process has received for this device, after what has come
+    /// to its own sockets: a DREQ that overtook the last acknowledgements would have requests
+    /// flushed that the peer has executed.
     pub(crate) fn take_in_one(&self, from: SocketAddr, to: IpAddr, payload: &[u8]) {
+        self.shared.catch_up();
         let now = clock::now();
         let mut st = self.shared.lock();
         if st.stop {

@@ -147,6 +147,10 @@ impl SocketState {
     }
 }
 
+/// Most batches of a [`catch_up`](Shared::catch_up): a socket's buffer holds fewer, unless more keep
+/// coming.
+const CATCH_UP_MAX: usize = 64;
+
 /// Result of reading the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PumpResult {
@@ -179,6 +183,18 @@ impl Shared {
     /// bursts.
     pub(crate) fn pump_one_socket(&self) -> PumpResult {
         self.pump_sockets(true)
+    }
+
+    /// Handles what has arrived so far, together with a thread that is doing so.
+    pub(crate) fn catch_up(&self) {
+        for _ in 0..CATCH_UP_MAX {
+            match self.pump() {
+                PumpResult::Nothing => return,
+                // Its batch is handled when it gives the lock back.
+                PumpResult::Busy => drop(self.rx.lock()),
+                PumpResult::Received => {}
+            }
+        }
     }
 
     fn pump_sockets(&self, one: bool) -> PumpResult {
