@@ -21,8 +21,6 @@ use rustix::net::{
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How long a client may fail because its server does not listen yet.
 const STARTING: Duration = Duration::from_secs(20);
-/// Attempts at what a tool leaves to chance.
-const TIMES_OF_A_RACE: usize = 40;
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// A folder with the library under the names that programs ask for, removed at the end.
@@ -97,14 +95,13 @@ fn end(mut tool: Tool) -> (bool, String) {
     (status.is_some_and(|status| status.success()), text)
 }
 
-/// Runs a pair, and tells why one of both has failed. A client that comes before its server listens
-/// comes again.
-fn try_pair(
+/// Runs a pair that must succeed. A client that comes before its server listens comes again.
+fn pair(
     names: &Names,
     [server_at, client_at]: [At<'_>; 2],
     server: &[&str],
     client: &[&str],
-) -> Result<String, String> {
+) -> String {
     let begun = Instant::now();
     let mut serves = start(names, server_at, server);
     thread::sleep(PAUSE);
@@ -113,19 +110,11 @@ fn try_pair(
         let is_over = serves.0.try_wait().unwrap().is_some();
         if is_good || is_over || begun.elapsed() > STARTING {
             let (served, server_said) = end(serves);
-            return if is_good && served {
-                Ok(said + &server_said)
-            } else {
-                Err(format!("{client:?}: {said}\n{server:?}: {server_said}"))
-            };
+            assert!(is_good && served, "{client:?}: {said}\n{server:?}: {server_said}");
+            return said + &server_said;
         }
         thread::sleep(PAUSE);
     }
-}
-
-/// Runs a pair that must succeed.
-fn pair(names: &Names, at: [At<'_>; 2], server: &[&str], client: &[&str]) -> String {
-    try_pair(names, at, server, client).unwrap_or_else(|why| panic!("{why}"))
 }
 
 fn is_there(tool: &str, package: &str) -> bool {
@@ -151,14 +140,7 @@ fn run_all(names: &Names, at: [At<'_>; 2], server: &str, tools: &[&str], first_p
         let both = with_port(words, port, server);
         let [serves, asks] =
             both.each_ref().map(|words| words.iter().map(String::as_str).collect::<Vec<_>>());
-        // Both sides of perftest wait a second before the second connection of -R, so that a client
-        // may ask before its server listens.
-        let times = if words.contains(" -R") { TIMES_OF_A_RACE } else { 1 };
-        let mut attempts = (0..times).map(|_| try_pair(names, at, &serves, &asks));
-        let first = attempts.next().unwrap();
-        if let Err(why) = first {
-            assert!(attempts.any(|attempt| attempt.is_ok()), "{why}");
-        }
+        pair(names, at, &serves, &asks);
     }
 }
 
