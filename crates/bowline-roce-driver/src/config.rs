@@ -9,7 +9,7 @@ use std::time::Duration;
 use bowline_verbs::Mtu;
 use bowline_wire::roce::IcrcPolicy;
 
-use crate::EarlySockets;
+use crate::{EarlySockets, Impairments};
 
 /// How a thread waits for the network.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -104,9 +104,9 @@ pub struct SoftConfig {
     pub socket_buffer: usize,
     /// Sockets that were made before; none: they are made when the device is opened.
     pub early_sockets: EarlySockets,
-    /// For measurements and tests of bad networks: one in this many received packets is dropped at
-    /// random, before it is examined.
-    pub drop_one_in: Option<u32>,
+    /// For measurements and tests: a network that is bad by choice. Memory for a packet that is
+    /// late or changed is taken from the heap.
+    pub impairments: Impairments,
     /// File to which all packets are written, in pcapng format.
     pub capture: Option<PathBuf>,
     /// Where files, one per address, list the established connections for the next device of that
@@ -133,7 +133,7 @@ impl Default for SoftConfig {
             spin: Duration::from_micros(100),
             socket_buffer: 8 << 20,
             early_sockets: EarlySockets::default(),
-            drop_one_in: None,
+            impairments: Impairments::default(),
             capture: None,
             former_connections: FormerConnections::default(),
             core: bowline_roce::Config::default(),

@@ -21,7 +21,7 @@ use crate::capture::Capture;
 use crate::config::SoftConfig;
 use crate::connection_files::ConnectionFiles;
 use crate::identity;
-use crate::loss::Loss;
+use crate::line::{self, Line};
 use crate::receive::PumpResult;
 use crate::share::Others;
 use crate::shared::{Shared, State};
@@ -47,6 +47,8 @@ const EMPTY_POLLS_PER_TIMER_CHECK: u32 = 8;
 pub struct SoftDevice {
     shared: Arc<Shared>,
     helper: Mutex<Option<JoinHandle<()>>>,
+    /// Delivers packets that are late; `None` where the network is as it is.
+    line: Mutex<Option<JoinHandle<()>>>,
     attr: DeviceAttr,
 }
 
@@ -87,13 +89,17 @@ impl SoftDevice {
             .former_connections
             .folder()
             .map(|dir| ConnectionFiles::new(&dir, config.core.part, &names));
+        let line = Line::new(config.impairments);
         let core = Config {
             guid,
             addrs: config.addrs.clone(),
             mtu,
             icrc: config.icrc,
             source_port: Some(ROCE_PORT),
-            gso: config.gso && endpoints.iter().all(Endpoint::can_segment),
+            // What happens to packets that are sent happens to each.
+            gso: config.gso
+                && endpoints.iter().all(Endpoint::can_segment)
+                && !line.as_ref().is_some_and(Line::changes_sent),
             ..config.core
         };
         let capture = match &config.capture {
@@ -102,7 +108,6 @@ impl SoftDevice {
                 system(&format!("creating the capture file {}", path.display()), &error)
             })?),
         };
-        let loss = config.drop_one_in.map(Loss::new);
         let limits = core.limits;
         let attr = DeviceAttr {
             name: config.name,
@@ -137,7 +142,7 @@ impl SoftDevice {
             }
         }
         let (poll, spin) = (config.poll, config.spin);
-        let mut shared = Shared::new(core, endpoints, capture, connection_files, loss, poll, spin)
+        let mut shared = Shared::new(core, endpoints, capture, connection_files, line, poll, spin)
             .map_err(|errno| system("making an event descriptor", &errno.into()))?;
         shared.others = others;
         shared.flush(clock::now());
@@ -148,7 +153,17 @@ impl SoftDevice {
             .name("bowline-roce".to_owned())
             .spawn(move || of_helper.help())
             .map_err(|error| system("starting a thread", &error))?;
-        Ok(Self { shared, helper: Mutex::new(Some(helper)), attr })
+        let device =
+            Self { shared, helper: Mutex::new(Some(helper)), line: Mutex::default(), attr };
+        if device.shared.line.is_some() {
+            let of_line = Arc::clone(&device.shared);
+            let line = std::thread::Builder::new()
+                .name("bowline-line".to_owned())
+                .spawn(move || line::deliver(&of_line))
+                .map_err(|error| system("starting a thread", &error))?;
+            *device.line.lock().unwrap_or_else(PoisonError::into_inner) = Some(line);
+        }
+        Ok(device)
     }
 
     /// Returns the statistics of the driver.
@@ -211,15 +226,15 @@ impl SoftDevice {
     /// flushed that the peer has executed.
     pub(crate) fn take_in_one(&self, from: SocketAddr, to: IpAddr, payload: &[u8]) {
         self.shared.catch_up();
-        let now = clock::now();
-        let mut st = self.shared.lock();
-        if st.stop {
-            return;
+        if let Some(capture) = &self.shared.capture {
+            let mut capture = capture.lock().unwrap_or_else(PoisonError::into_inner);
+            let to = SocketAddr::new(to, ROCE_PORT);
+            self.shared.record_arrival(&mut capture, from, to, IdentHint::Unknown, payload);
         }
-        st.core.handle_datagram(now, from, to, IdentHint::Unknown, payload);
-        self.shared.settle(&mut st);
-        drop(st);
-        self.shared.flush(now);
+        let line = self.shared.line.as_ref();
+        if line.is_none_or(|line| self.shared.goes_on(line, from, to, 0, payload)) {
+            self.shared.take_in_alone(from, to, 0, payload);
+        }
     }
 
     /// Tells whether this device listens at a port of an address.
@@ -281,6 +296,12 @@ impl SoftDevice {
         self.shared.stop();
         // A panic of that thread has been reported on standard error.
         let _ = helper.join();
+        if let Some(line) = &self.shared.line {
+            // What was sent arrives, as in a network.
+            line.end();
+        }
+        let line = self.line.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let _ = line.map(JoinHandle::join);
         self.shared.write_connection_files(&[]);
         self.shared.flush_capture();
     }

@@ -6,15 +6,17 @@
 //! which saves a copy.
 
 use core::sync::atomic::Ordering;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{PoisonError, TryLockError};
 
 use bowline_base::clock;
-use bowline_roce::{GroBuffer, IdentHint, OpenMessage, PlacementOutcome};
+use bowline_roce::{GroBuffer, IdentHint, Instant, OpenMessage, PlacementOutcome};
 use rustix::io::Errno;
 
 use crate::capture::{Capture, Datagram, Direction};
-use crate::loss::Loss;
-use crate::shared::Shared;
+use crate::impair::Way;
+use crate::line::{Line, Passage};
+use crate::shared::{Shared, State};
 use crate::sys::{Arrival, Inbox};
 use crate::udp::Endpoint;
 
@@ -206,7 +208,7 @@ impl Shared {
         let Rx { inbox, sockets, next } = &mut *rx;
         let mut result = PumpResult::Nothing;
         // Packets to be captured or dropped must be examined first.
-        let in_place_allowed = self.capture.is_none() && self.loss.is_none() && !self.cuts.any();
+        let in_place_allowed = self.capture.is_none() && self.line.is_none() && !self.cuts.any();
         let first = *next;
         for at in (first..self.endpoints.len()).chain(0..first) {
             let (endpoint, socket) = (&self.endpoints[at], &mut sockets[at]);
@@ -401,11 +403,10 @@ impl Shared {
             total += bytes.len() as u64;
             let cut = self.cuts.between(to, arrival.from.ip());
             let datagrams = split(&arrival, bytes).inspect(|_| packets += 1).filter(|_| {
-                let dropped = cut || self.loss.as_ref().is_some_and(Loss::strikes);
-                if dropped {
+                if cut {
                     self.stats.packets_dropped.inc();
                 }
-                !dropped
+                !cut
             });
             let datagrams = datagrams.filter(|(_, payload)| {
                 let others = self.others.as_ref();
@@ -414,6 +415,13 @@ impl Shared {
             let first = bytes.get(..arrival.segment.unwrap_or(bytes.len())).unwrap_or(bytes);
             let (lost, tos) = socket.note_overflows(&arrival);
             overflows += lost;
+            if let Some(line) = &self.line {
+                for (ident, payload) in datagrams {
+                    let at = (arrival.from, to);
+                    self.take_in_by_line(line, &mut st, now, at, tos, ident, payload);
+                }
+                continue;
+            }
             st.core.note_tos(now, arrival.from, to, tos, first);
             st.core.handle_datagrams(now, arrival.from, to, datagrams);
         }
@@ -427,17 +435,74 @@ impl Shared {
         self.stats.receive_overflows.add(overflows.into());
     }
 
+    /// Passes a datagram to the core as a bad network lets it.
+    fn take_in_by_line(
+        &self,
+        line: &Line,
+        st: &mut State,
+        now: Instant,
+        (from, to): (SocketAddr, IpAddr),
+        tos: u8,
+        ident: IdentHint,
+        payload: &[u8],
+    ) {
+        if self.goes_on(line, from, to, tos, payload) {
+            st.core.note_tos(now, from, to, tos, payload);
+            st.core.handle_datagram(now, from, to, ident, payload);
+        }
+    }
+
+    /// Tells whether a received datagram goes on as it is.
+    pub(crate) fn goes_on(
+        &self,
+        line: &Line,
+        from: SocketAddr,
+        to: IpAddr,
+        tos: u8,
+        payload: &[u8],
+    ) -> bool {
+        let mut lost = 0;
+        let passage = line.pass(Way::In, to, from, tos, payload, &mut lost);
+        self.stats.packets_dropped.add(lost);
+        passage == Passage::Whole
+    }
+
+    /// Passes a datagram to the core that comes by itself, and sends what follows from it.
+    pub(crate) fn take_in_alone(&self, from: SocketAddr, to: IpAddr, tos: u8, payload: &[u8]) {
+        let now = clock::now();
+        let mut st = self.lock();
+        if st.stop {
+            return;
+        }
+        st.core.note_tos(now, from, to, tos, payload);
+        st.core.handle_datagram(now, from, to, IdentHint::Unknown, payload);
+        self.settle(&mut st);
+        drop(st);
+        self.flush(now);
+    }
+
+    /// Writes a received datagram to the capture file.
+    pub(crate) fn record_arrival(
+        &self,
+        capture: &mut Capture,
+        from: SocketAddr,
+        to: SocketAddr,
+        hint: IdentHint,
+        payload: &[u8],
+    ) {
+        let likely = match hint {
+            IdentHint::Exact(ident) => ident,
+            IdentHint::Unknown => 0,
+        };
+        let ident = capture.solve(from, to.ip(), likely, payload);
+        self.record(capture, Direction::In, &Datagram { from, to, tos: 0, ident, payload });
+    }
+
     fn record_arrivals(&self, capture: &mut Capture, endpoint: &Endpoint, inbox: &Inbox) {
         let to = endpoint.at();
         for (arrival, bytes) in inbox.arrivals().flatten() {
             for (hint, payload) in split(&arrival, bytes) {
-                let likely = match hint {
-                    IdentHint::Exact(ident) => ident,
-                    IdentHint::Unknown => 0,
-                };
-                let (from, to) = (arrival.from, to);
-                let ident = capture.solve(from, to.ip(), likely, payload);
-                self.record(capture, Direction::In, &Datagram { from, to, tos: 0, ident, payload });
+                self.record_arrival(capture, arrival.from, to, hint, payload);
             }
         }
     }
@@ -445,7 +510,7 @@ impl Shared {
 
 #[cfg(test)]
 mod tests {
-    use std::net::{IpAddr, UdpSocket};
+    use std::net::UdpSocket;
 
     use bowline_wire::roce::UDP_PORT;
 

@@ -14,6 +14,8 @@ use rustix::io::Errno;
 use rustix::time::Timespec;
 
 use crate::capture::{Capture, Datagram, Direction};
+use crate::impair::Way;
+use crate::line::{Line, Packet, Passage};
 use crate::shared::{Shared, State, Tx};
 use crate::sys;
 
@@ -173,7 +175,8 @@ impl Shared {
     fn send_gathered(&self, mut bursts: &[Burst]) {
         while let [first, others @ ..] = bursts {
             let same = 1 + others.iter().take_while(|burst| burst.from == first.from).count();
-            let plain = same > 1 && self.capture.is_none() && !self.cuts.any();
+            let is_changed = self.line.as_ref().is_some_and(Line::changes_sent);
+            let plain = same > 1 && self.capture.is_none() && !self.cuts.any() && !is_changed;
             let endpoint = self.endpoint(first.from).filter(|_| plain);
             let sent = endpoint.map_or(0, |endpoint| endpoint.send_many(&bursts[..same]));
             if sent == 0 {
@@ -197,6 +200,15 @@ impl Shared {
             self.stats.packets_dropped.add(burst.count as u64);
             return;
         }
+        if let Some(line) = self.line.as_ref().filter(|line| line.changes_sent()) {
+            // Without bursts of several packets: see where the device is opened.
+            let (mut lost, peer) = (0, SocketAddr::new(burst.to, UDP_PORT));
+            let passage = line.pass(Way::Out, burst.from, peer, burst.tos, &burst.bytes, &mut lost);
+            self.stats.packets_dropped.add(lost);
+            if passage == Passage::Kept {
+                return;
+            }
+        }
         if let Some(capture) = &self.capture {
             let mut capture = capture.lock().unwrap_or_else(PoisonError::into_inner);
             self.record_burst(&mut capture, endpoint.at(), burst);
@@ -213,6 +225,27 @@ impl Shared {
         match result {
             Ok(()) => self.count_sent(burst),
             Err(errno) => self.refused(burst, errno),
+        }
+    }
+
+    /// Sends a packet that was late, or that a bad network has changed.
+    pub(crate) fn send_alone(&self, packet: &Packet) {
+        let Packet { own, peer, tos, bytes, .. } = packet;
+        let Some(endpoint) = self.endpoint(*own) else { return };
+        if let Some(capture) = &self.capture {
+            let mut capture = capture.lock().unwrap_or_else(PoisonError::into_inner);
+            let (from, to) = (endpoint.at(), *peer);
+            let datagram = Datagram { from, to, tos: *tos, ident: 0, payload: bytes };
+            self.record(&mut capture, Direction::Out, &datagram);
+        }
+        self.stats.sends.inc();
+        match endpoint.send(peer.ip(), *tos, bytes.len(), bytes) {
+            Ok(()) => {
+                self.stats.packets_sent.inc();
+                self.stats.bytes_sent.add(bytes.len() as u64);
+            }
+            // It counts as lost, and is sent again.
+            Err(_) => self.stats.packets_refused.inc(),
         }
     }
 

@@ -24,9 +24,10 @@ use rustix::io::Errno;
 use crate::capture::Capture;
 use crate::config::PollMode;
 use crate::connection_files::ConnectionFiles;
+use crate::cuts::Cuts;
 use crate::fault::Faults;
 use crate::followers::{Followers, Following, Ready};
-use crate::loss::{Cuts, Loss};
+use crate::line::Line;
 use crate::receive::Rx;
 use crate::share::Others;
 use crate::stats::Stats;
@@ -78,7 +79,8 @@ pub(crate) struct Shared {
     pub(crate) capture: Option<Mutex<Capture>>,
     pub(crate) connection_files: Option<ConnectionFiles>,
     state: Mutex<State>,
-    pub(crate) loss: Option<Loss>,
+    /// A network that is bad by choice.
+    pub(crate) line: Option<Line>,
     pub(crate) cuts: Cuts,
     pub(crate) rx: Mutex<Rx>,
     pub(crate) tx: Mutex<Tx>,
@@ -136,7 +138,7 @@ impl Shared {
         endpoints: Vec<Endpoint>,
         capture: Option<Capture>,
         connection_files: Option<ConnectionFiles>,
-        loss: Option<Loss>,
+        line: Option<Line>,
         poll: PollMode,
         spin: Duration,
     ) -> Result<Self, Errno> {
@@ -165,7 +167,7 @@ impl Shared {
             poll_budget,
             capture: capture.map(Mutex::new),
             connection_files,
-            loss,
+            line,
             cuts: Cuts::default(),
             state: Mutex::new(state),
             tx: Mutex::new(Tx::default()),

@@ -5,7 +5,7 @@ mod common;
 use std::sync::Arc;
 use std::time::Instant;
 
-use bowline_roce_driver::{SoftConfig, SoftDevice};
+use bowline_roce_driver::{Impairments, SoftConfig, SoftDevice};
 use bowline_verbs::SendOp;
 use common::{PATIENCE, Side, connect, connect_to, ip, open, open_with};
 
@@ -71,7 +71,10 @@ fn nothing_lands_where_packets_are_looked_at() {
     let capture = Some(path.clone());
     let config = |host| SoftConfig { addrs: vec![ip(51, host)], ..SoftConfig::default() };
     let captures = open_with(SoftConfig { capture, ..config(2) });
-    let loses = open_with(SoftConfig { drop_one_in: Some(1000), ..config(3) });
+    let loses = open_with(SoftConfig {
+        impairments: Impairments::parse("loss=0.1%,way=in", 1).unwrap(),
+        ..config(3)
+    });
     for far in [captures, loses] {
         let near = open(ip(51, 1));
         let (a, b) = connect(&near, &far, 2 * MIB);

@@ -4,7 +4,7 @@ mod common;
 
 use std::time::Duration;
 
-use bowline_roce_driver::SoftConfig;
+use bowline_roce_driver::{Impairments, SoftConfig};
 use bowline_verbs::{Device, Remote, SendOp, Status, next_key};
 use common::{connect, ip, open_with};
 
@@ -13,7 +13,10 @@ fn what_is_lost_on_purpose_is_sent_again() {
     const LEN: usize = 1 << 20;
     let open = |host| {
         let config = SoftConfig { addrs: vec![ip(31, host)], ..SoftConfig::default() };
-        open_with(SoftConfig { drop_one_in: Some(50), ..config })
+        open_with(SoftConfig {
+            impairments: Impairments::parse("loss=2%,way=in", 1).unwrap(),
+            ..config
+        })
     };
     let (a, b) = connect(&open(1), &open(2), LEN);
     let bytes: Vec<u8> = (0..LEN).map(|i| (i >> 7) as u8 ^ i as u8).collect();
@@ -25,6 +28,31 @@ fn what_is_lost_on_purpose_is_sent_again() {
     assert!(read == bytes, "written");
     let (lost, again) = (b.dev.stats().packets_dropped, a.dev.counters().packets_resent);
     assert!(lost > 0 && again > 0, "{lost} lost, {again} sent again");
+}
+
+#[test]
+fn a_bad_network_harms_nothing() {
+    const LEN: usize = 1 << 18;
+    let bad = "loss=1%,duplicate=2%,reorder=2%,corrupt=1%,ce=5%,delay=200us±100us";
+    let open = |host| {
+        let impairments = Impairments::parse(bad, 7).unwrap();
+        open_with(SoftConfig { addrs: vec![ip(34, host)], impairments, ..SoftConfig::default() })
+    };
+    let (a, b) = connect(&open(1), &open(2), LEN);
+    for round in 0..4_u8 {
+        let bytes: Vec<u8> = (0..LEN).map(|i| (i >> 7) as u8 ^ i as u8 ^ round).collect();
+        a.buffer.write(0, &bytes);
+        a.post(u64::from(round), SendOp::Write(b.remote(0)), 0, LEN);
+        a.done(u64::from(round));
+        let mut read = vec![0; LEN];
+        b.buffer.read(0, &mut read);
+        assert!(read == bytes, "written, round {round}");
+    }
+    let (driver, core) = (b.dev.stats(), b.dev.counters());
+    assert!(driver.packets_dropped > 0, "lost");
+    assert!(core.drop_icrc > 0, "damaged");
+    assert!(core.rx_marked > 0, "marked");
+    assert!(a.dev.counters().packets_resent > 0, "sent again");
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use bowline_roce_driver::{PollMode, SoftConfig, SoftDevice};
+use bowline_roce_driver::{Impairments, PollMode, SoftConfig, SoftDevice};
 use bowline_verbs::{
     Access, Buffer, CmEvent, Completion, ConnParam, CqId, Device, Error, MrKeys, Mtu, PathStats,
     QpAttr, QpCap, QpInit, QpState, QpType, Qpn, RecvWr, Remote, SendFlags, SendOp, SendWr, Sge,
@@ -69,7 +69,13 @@ impl End {
                 Wait::Spin => PollMode::Spin,
                 Wait::Sleep => PollMode::Sleep,
             },
-            drop_one_in: (cell.drop_one_in > 0).then_some(cell.drop_one_in),
+            impairments: match cell.drop_one_in {
+                0 => Impairments::default(),
+                one_in => {
+                    let loss = format!("loss={},way=in", 1.0 / f64::from(one_in));
+                    Impairments::parse(&loss, 0).map_err(|error| error.to_string())?
+                }
+            },
             ..SoftConfig::default()
         };
         config.core.congestion = cell.congestion;

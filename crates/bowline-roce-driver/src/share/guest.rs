@@ -86,12 +86,13 @@ impl Joined {
         &self.given.addrs
     }
 
-    /// Opens the device. `config` says all but its addresses.
+    /// Opens the device. `config` says all but its addresses, and without impairments the host's
+    /// are in force.
     ///
     /// # Errors
     /// Those of [`SoftDevice::open`].
     pub fn open(self, config: SoftConfig) -> Result<(Guest, Arc<SoftDevice>), Error> {
-        let Self { host, given: Welcome { part, folder, addrs }, sockets } = self;
+        let Self { host, given: Welcome { part, folder, addrs, impairments }, sockets } = self;
         let former_connections = if folder.as_os_str().is_empty() {
             FormerConnections::Nowhere
         } else {
@@ -105,6 +106,11 @@ impl Joined {
             early_sockets: EarlySockets::bound(bound),
             former_connections,
             core,
+            impairments: if config.impairments.all.is_empty() {
+                impairments
+            } else {
+                config.impairments
+            },
             ..config
         };
         let others = Strays { host: Arc::clone(&host), part };

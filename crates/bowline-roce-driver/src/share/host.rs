@@ -17,7 +17,7 @@ use super::message::{ADDRS_MAX, FORMAT, Message, Welcome};
 use super::{Others, Owner, owner};
 use crate::connection_files::ConnectionFiles;
 use crate::udp::Endpoint;
-use crate::{EarlySockets, SoftConfig, SoftDevice, sys};
+use crate::{EarlySockets, Impairments, SoftConfig, SoftDevice, sys};
 
 /// Part of the host's own device.
 const OWN_PART: u8 = 0;
@@ -53,6 +53,7 @@ struct Inner {
     buffer: usize,
     /// Folder in which guests list their connections.
     folder: Option<PathBuf>,
+    impairments: Impairments,
     device: OnceLock<Weak<SoftDevice>>,
 }
 
@@ -165,6 +166,7 @@ impl Host {
             state: Mutex::new(State { groups, ..State::default() }),
             buffer: config.socket_buffer,
             folder: config.former_connections.clone().folder(),
+            impairments: config.impairments.clone(),
             device: OnceLock::new(),
         });
         let mut state = inner.lock();
@@ -272,7 +274,7 @@ impl Host {
         self.0.prepare(&mut state, part)?;
         let addrs = state.groups.iter().map(|group| (group.addr, group.link)).collect();
         let folder = self.0.folder.clone().unwrap_or_default();
-        let welcome = Welcome { part, folder, addrs };
+        let welcome = Welcome { part, folder, addrs, impairments: self.0.impairments.clone() };
         let sockets: Vec<_> =
             state.groups.iter().filter_map(|group| group.sockets.get(usize::from(part))).collect();
         let fds: Vec<_> = sockets.iter().map(|socket| socket.as_fd()).collect();

@@ -14,8 +14,10 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
+use crate::Impairments;
+
 /// Version of all messages.
-pub(super) const FORMAT: u8 = 1;
+pub(super) const FORMAT: u8 = 2;
 /// Most addresses that are shared: a message carries their sockets.
 pub(super) const ADDRS_MAX: usize = 64;
 /// Longest message: a packet with its addresses.
@@ -59,6 +61,8 @@ pub(super) struct Welcome {
     pub(super) folder: PathBuf,
     /// The addresses, each with its link.
     pub(super) addrs: Vec<(IpAddr, u32)>,
+    /// What the network does to packets of all processes.
+    pub(super) impairments: Impairments,
 }
 
 fn put_ip(ip: IpAddr, out: &mut Vec<u8>) {
@@ -71,6 +75,18 @@ fn put_ip(ip: IpAddr, out: &mut Vec<u8>) {
 fn put_at(at: SocketAddr, out: &mut Vec<u8>) {
     put_ip(at.ip(), out);
     out.extend(at.port().to_le_bytes());
+}
+
+fn put_text(text: &[u8], out: &mut Vec<u8>) {
+    out.extend((text.len() as u16).to_le_bytes()); // a path, or a line of settings
+    out.extend(text);
+}
+
+fn take_text<'a>(bytes: &mut &'a [u8]) -> Option<&'a [u8]> {
+    let len = u16::from_le_bytes(*take(bytes)?);
+    let (text, rest) = bytes.split_at_checked(len.into())?;
+    *bytes = rest;
+    Some(text)
 }
 
 fn take<'a, const N: usize>(bytes: &mut &'a [u8]) -> Option<&'a [u8; N]> {
@@ -104,11 +120,11 @@ impl Message {
             }
             Self::Stray(from, to, payload) => datagram(STRAY, *from, *to, payload, &mut out),
             Self::Packet(from, to, payload) => datagram(PACKET, *from, *to, payload, &mut out),
-            Self::Welcome(Welcome { part, folder, addrs }) => {
-                let folder = folder.as_os_str().as_bytes();
+            Self::Welcome(Welcome { part, folder, addrs, impairments }) => {
                 out.extend([WELCOME, *part]);
-                out.extend((folder.len() as u16).to_le_bytes()); // a path is shorter
-                out.extend(folder);
+                put_text(folder.as_os_str().as_bytes(), &mut out);
+                out.extend(impairments.seed.to_le_bytes());
+                put_text(impairments.to_string().as_bytes(), &mut out);
                 for (addr, link) in addrs {
                     put_ip(*addr, &mut out);
                     out.extend(link.to_le_bytes());
@@ -146,15 +162,15 @@ impl Message {
             }
             WELCOME => {
                 let part = take::<1>(bytes)?[0];
-                let len = u16::from_le_bytes(*take(bytes)?);
-                let (folder, rest) = bytes.split_at_checked(len.into())?;
-                *bytes = rest;
-                let folder = PathBuf::from(OsStr::from_bytes(folder));
+                let folder = PathBuf::from(OsStr::from_bytes(take_text(bytes)?));
+                let seed = u64::from_le_bytes(*take(bytes)?);
+                let impairments = str::from_utf8(take_text(bytes)?).ok()?;
+                let impairments = Impairments::parse(impairments, seed).ok()?;
                 let mut addrs = Vec::new();
                 while !bytes.is_empty() {
                     addrs.push((take_ip(bytes)?, u32::from_le_bytes(*take(bytes)?)));
                 }
-                Self::Welcome(Welcome { part, folder, addrs })
+                Self::Welcome(Welcome { part, folder, addrs, impairments })
             }
             REFUSED => {
                 let errno = i32::from_le_bytes(*take(bytes)?);
@@ -239,6 +255,7 @@ mod tests {
                 part: 7,
                 folder: "/run/user".into(),
                 addrs: vec![(at.ip(), 0), (six.ip(), 5)],
+                impairments: Impairments::parse("loss=1%,peer=::1;delay=1ms±0ns", 9).unwrap(),
             }),
             Message::Refused(13, "why".to_owned()),
             Message::Answer(98),

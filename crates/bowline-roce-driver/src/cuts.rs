@@ -1,30 +1,8 @@
-//! Artificial loss, for measurements and tests.
+//! Links that are cut, for measurements and tests.
 
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError};
-
-/// Odd, and with well spread bits: its multiples visit every number.
-const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
-
-/// Drops one in `one_in` packets at random; the same ones in each run.
-#[derive(Debug)]
-pub(crate) struct Loss {
-    one_in: u64,
-    state: AtomicU64,
-}
-
-impl Loss {
-    pub(crate) fn new(one_in: u32) -> Self {
-        Self { one_in: u64::from(one_in.max(1)), state: AtomicU64::new(0) }
-    }
-
-    /// Tells whether to drop the next packet.
-    pub(crate) fn strikes(&self) -> bool {
-        let x = self.state.fetch_add(STEP, Relaxed).wrapping_add(STEP);
-        bowline_base::mix(x).is_multiple_of(self.one_in)
-    }
-}
 
 /// Links that are cut: an address of the device, and one of a peer or all.
 #[derive(Debug, Default)]
@@ -80,16 +58,5 @@ mod tests {
         assert!(cuts.between(a, b), "all are");
         cuts.set(a, None, false);
         assert!(!cuts.between(a, b));
-    }
-
-    #[test]
-    fn as_many_are_lost_as_asked_for() {
-        let count = |one_in| {
-            let loss = Loss::new(one_in);
-            (0..100_000).filter(|_| loss.strikes()).count()
-        };
-        assert_eq!(count(1), 100_000);
-        assert!((900..1100).contains(&count(100)), "{}", count(100));
-        assert!((70..130).contains(&count(1000)), "{}", count(1000));
     }
 }
