@@ -4,13 +4,16 @@ use core::ffi::{c_char, c_int};
 use core::{mem, ptr};
 use std::collections::HashMap;
 use std::env;
+use std::fs::File;
 use std::net::{IpAddr, Ipv6Addr};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 use bowline_base::Errno;
-use bowline_roce_driver::{Guest, Joined, SoftConfig, SoftDevice, Watch, machine_addrs, node_guid};
+use bowline_roce_driver::{
+    Guest, Impairments, Joined, SoftConfig, SoftDevice, Watch, machine_addrs, node_guid,
+};
 use bowline_verbs::{AsyncEvent, CmEvent, CqId, Device as _, DeviceAttr};
 
 use crate::abi::{self, Context, ContextOps, Cq, Device, Gid, Qp, VerbsContext};
@@ -21,6 +24,11 @@ use crate::{failed, fails, made, none};
 
 /// Variable with the addresses of the device, separated by commas.
 const ADDRS: &str = "BOWLINE_VERBS_ADDRS";
+/// Variables with what the network does to packets by choice, and with the number that chooses them.
+const IMPAIR: &str = "BOWLINE_VERBS_IMPAIR";
+const SEED: &str = "BOWLINE_VERBS_SEED";
+/// Variable with the file to which packets are written.
+const CAPTURE: &str = "BOWLINE_VERBS_CAPTURE";
 /// How long connecting waits for the other program to listen: it may have been started at the same
 /// moment, and there is no network between that takes as long as its start.
 const LISTENER_PATIENCE: Duration = Duration::from_millis(500);
@@ -221,9 +229,33 @@ fn is_link_local(addr: IpAddr) -> bool {
     matches!(addr, IpAddr::V6(addr) if addr.is_unicast_link_local())
 }
 
+/// What the network does to this process's packets by the user's choice.
+fn impairments() -> Result<Impairments, bowline_verbs::Error> {
+    let of = |name| env::var(name).unwrap_or_default();
+    let seed = of(SEED);
+    let seed = if seed.is_empty() { Ok(0) } else { seed.parse() };
+    let wrong = |why: String| bowline_verbs::Error::System { what: why, errno: Errno::EINVAL };
+    let seed = seed.map_err(|_| wrong(format!("{SEED} is no number")))?;
+    Impairments::parse(&of(IMPAIR), seed).map_err(|error| wrong(format!("{IMPAIR}: {error}")))
+}
+
+/// Where this process's packets are written. Another process may write to the file already.
+fn capture() -> Option<PathBuf> {
+    let path = env::var_os(CAPTURE).filter(|path| !path.is_empty()).map(PathBuf::from)?;
+    let is_mine = File::create_new(&path).is_ok();
+    let mut own = path.clone().into_os_string();
+    own.push(format!(".{}", std::process::id()));
+    Some(if is_mine { path } else { own.into() })
+}
+
 impl Opened {
     fn new() -> Result<Self, bowline_verbs::Error> {
-        let mut config = SoftConfig { name: NAME.to_owned(), ..SoftConfig::default() };
+        let mut config = SoftConfig {
+            name: NAME.to_owned(),
+            impairments: impairments()?,
+            capture: capture(),
+            ..SoftConfig::default()
+        };
         config.core.cm.listener_patience = LISTENER_PATIENCE;
         let (soft, guest, gids) = match env::var_os(NODE).filter(|path| !path.is_empty()) {
             None => {

@@ -256,3 +256,35 @@ fn processes_share_an_address() {
         run_all(&names, at, to, &["ib_write_bw -x 0 -n 100", "ib_write_bw -R -n 100"], 18670);
     }
 }
+
+#[test]
+fn a_bad_network_is_survived_and_written_down() {
+    if !is_there("ibv_rc_pingpong", "ibverbs-utils") {
+        return;
+    }
+    let names = names("bad");
+    let capture = names.0.join("packets.pcapng");
+    let run = |impair: &str, words: &[&str], addr: &str| {
+        let mut command = Command::new(words[0]);
+        command.args(&words[1..]).env("LD_LIBRARY_PATH", &names.0).stdin(Stdio::null());
+        command.env("BOWLINE_VERBS_ADDRS", addr).env("BOWLINE_VERBS_CAPTURE", &capture);
+        command.env("BOWLINE_VERBS_IMPAIR", impair).env("BOWLINE_VERBS_SEED", "7");
+        Tool(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
+    };
+    let words = ["ibv_rc_pingpong", "-g", "0", "-n", "300", "-c", "-p", "18699"];
+    let bad = "loss=3%,duplicate=2%,corrupt=2%,reorder=2%,delay=100us±100us";
+    let serves = run(bad, &words, "127.81.5.1");
+    thread::sleep(PAUSE);
+    let (is_good, said) = end(run(bad, &[&words[..], &["127.81.5.1"]].concat(), "127.81.5.2"));
+    let (served, server_said) = end(serves);
+    assert!(is_good && served, "{said}\n{server_said}");
+    // Of two processes, one has the file, and the other one beside it.
+    let files: Vec<_> = fs::read_dir(&names.0).unwrap().map(|file| file.unwrap().path()).collect();
+    let is_capture = |file: &&PathBuf| file.to_string_lossy().contains("packets.pcapng");
+    let sizes: Vec<u64> =
+        files.iter().filter(is_capture).map(|file| file.metadata().unwrap().len()).collect();
+    assert!(sizes.len() == 2 && sizes.iter().all(|size| *size > 300 * 1024), "{sizes:?}");
+
+    let (is_good, said) = end(run("loss=2", &["ibv_devinfo"], "127.81.5.1"));
+    assert!(!is_good && said.contains("loss=2: a share from 0% to 100% is wanted"), "{said}");
+}

@@ -14,6 +14,7 @@ use crate::{
         access::{Name, Network, network},
     },
     daemon::Daemon,
+    impair::ImpairOptions,
     log,
     metrics::{Settings, host_name},
     over_rdma::DeviceName,
@@ -80,6 +81,8 @@ pub struct Args {
     /// TCP congestion control
     #[arg(long, value_name = "NAME")]
     congestion_control: Option<String>,
+    #[command(flatten)]
+    impair: ImpairOptions,
     /// Do not acknowledge end to end, as a kernel does not
     #[arg(long)]
     no_end_to_end: bool,
@@ -203,6 +206,7 @@ impl Args {
         lay(self.memory.map(Size), &mut file.memory);
         lay(self.poll, &mut file.poll);
         lay(self.congestion_control, &mut file.congestion_control);
+        self.impair.over(&mut file.impair, &mut file.impair_seed);
         lay(self.no_end_to_end.then_some(false), &mut file.end_to_end);
         lay_all(self.echo, &mut file.echo);
         lay_all(self.sink, &mut file.sink);

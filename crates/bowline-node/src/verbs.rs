@@ -21,7 +21,9 @@ use std::{
 };
 
 use bowline_ctl::OwnedFile;
-use bowline_roce_driver::{FormerConnections, Host, SoftConfig, SoftDevice, machine_addrs};
+use bowline_roce_driver::{
+    FormerConnections, Host, Impairments, SoftConfig, SoftDevice, machine_addrs,
+};
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with,
@@ -56,11 +58,12 @@ pub(crate) struct VerbsPlace {
     file: OwnedFile,
     /// A confined node cannot look for it.
     folder: Option<PathBuf>,
+    impairments: Impairments,
 }
 
 impl VerbsPlace {
     /// Listens beside a place that is this node's, so that what is there is of a former one.
-    pub(crate) fn listen(place: &Path) -> io::Result<Self> {
+    pub(crate) fn listen(place: &Path, impairments: Impairments) -> io::Result<Self> {
         let path = beside(place);
         match fs::remove_file(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -72,7 +75,7 @@ impl VerbsPlace {
         // Users who may not have RDMA get the reason as an answer.
         fs::set_permissions(&path, fs::Permissions::from_mode(0o666))?;
         listen(&listener, BACKLOG)?;
-        Ok(Self { listener, file: OwnedFile::new(&path)?, folder: folder() })
+        Ok(Self { listener, file: OwnedFile::new(&path)?, folder: folder(), impairments })
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -81,7 +84,7 @@ impl VerbsPlace {
 
     /// Serves programs as long as the process lives.
     pub(crate) fn serve(self) -> io::Result<()> {
-        let body = move || serve(&self.listener, self.folder.as_deref());
+        let body = move || serve(&self.listener, self.folder.as_deref(), &self.impairments);
         thread::Builder::new().name("verbs".to_owned()).spawn(body)?;
         Ok(())
     }
@@ -90,7 +93,7 @@ impl VerbsPlace {
 /// The addresses, which are opened for the first program.
 type Opened = Mutex<Option<(Host, Arc<SoftDevice>)>>;
 
-fn serve(listener: &OwnedFd, folder: Option<&Path>) {
+fn serve(listener: &OwnedFd, folder: Option<&Path>, impairments: &Impairments) {
     let opened: Arc<Opened> = Arc::default();
     let served = Arc::new(AtomicUsize::new(0));
     loop {
@@ -106,9 +109,10 @@ fn serve(listener: &OwnedFd, folder: Option<&Path>) {
         }
         served.fetch_add(1, Relaxed);
         let (opened, count) = (Arc::clone(&opened), Arc::clone(&served));
-        let folder = folder.map(Path::to_owned);
+        let (folder, impairments) = (folder.map(Path::to_owned), impairments.clone());
         let started = thread::Builder::new().name("verbs-program".to_owned()).spawn(move || {
-            if let Err(error) = host(&opened, folder).and_then(|host| host.serve(program)) {
+            let host = host(&opened, folder, impairments);
+            if let Err(error) = host.and_then(|host| host.serve(program)) {
                 note!("a program gets no RDMA: {error}");
             }
             count.fetch_sub(1, Relaxed);
@@ -124,7 +128,7 @@ fn is_admitted(program: &OwnedFd) -> bool {
     socket_peercred(program).is_ok_and(|who| who.uid == own || who.uid.is_root())
 }
 
-fn host(opened: &Opened, folder: Option<PathBuf>) -> io::Result<Host> {
+fn host(opened: &Opened, folder: Option<PathBuf>, impairments: Impairments) -> io::Result<Host> {
     let mut opened = opened.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((host, _)) = &*opened {
         return Ok(host.clone());
@@ -136,6 +140,7 @@ fn host(opened: &Opened, folder: Option<PathBuf>) -> io::Result<Host> {
         addrs: addrs.iter().map(|(addr, _)| *addr).collect(),
         links: addrs.into_iter().filter(|(addr, _)| is_link_local(addr)).collect(),
         former_connections: folder.map_or(FormerConnections::Nowhere, FormerConnections::In),
+        impairments,
         ..SoftConfig::default()
     };
     let (host, device) = Host::open(config)?;

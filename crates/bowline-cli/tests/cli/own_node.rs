@@ -362,6 +362,16 @@ fn programs_that_speak_verbs_have_a_device_of_the_node() {
         again "$BOWLINE" run ibv_rc_pingpong -g 0 -n 100 127.0.0.1 > "$AT/client.out" 2>&1
         grep -q "100 iters" "$AT/client.out"
         wait $(cat "$AT/pingpong.pid")
+        # On a network that is bad by choice.
+        begin bad "$BOWLINE" run --capture "$AT/packets" ibv_rc_pingpong -g 0 -n 100 -c
+        again "$BOWLINE" run --impair 'loss=2%,way=in' --impair delay=50us --seed 7 \
+            ibv_rc_pingpong -g 0 -n 100 -c 127.0.0.1 > "$AT/client.out" 2> "$AT/client.err"
+        grep -qF "bowline run: a bad network: --impair 'loss=2%,way=in' --impair 'delay=50us" "$AT/client.err"
+        grep -qF -e "--seed 7" "$AT/client.err"
+        wait $(cat "$AT/bad.pid")
+        [ $(stat -c %s "$AT/packets") -gt 100000 ] || fail "no packets written"
+        ! "$BOWLINE" run --impair loss=2 ibv_devinfo 2> "$AT/client.err" || fail "it is no share"
+        grep -q "a share from 0% to 100% is wanted" "$AT/client.err"
         # A server that is killed leaves nothing: the next one has its port.
         begin killed "$BOWLINE" run rping -s -P -a 127.0.0.1
         heard_port() { "$BOWLINE" run rping -c -a 127.0.0.1 -C 1 > "$AT/client.out" 2>&1; }

@@ -8,6 +8,7 @@ use std::{
 };
 
 use bowline::rds::PollMode;
+use bowline_roce_driver::Impairment;
 use serde::Deserialize;
 use toml::{Spanned, Table};
 
@@ -45,6 +46,11 @@ pub struct Config {
     pub poll: Option<Poll>,
     /// TCP congestion control.
     pub congestion_control: Option<String>,
+    /// What a bad network does to packets of RDMA.
+    #[serde(deserialize_with = "crate::impair::texts")]
+    pub impair: Vec<Impairment>,
+    /// What chooses the packets.
+    pub impair_seed: Option<u64>,
     /// Acknowledge end to end.
     pub end_to_end: Option<bool>,
     /// Ports of echo services.

@@ -40,6 +40,7 @@ use crate::{
     confine::Confinement,
     control::{self, snapshot::NodeFacts, tree::tree},
     disks::HostDisks,
+    impair,
     log::Duty,
     metrics,
     mount::mounted,
@@ -293,6 +294,9 @@ impl Process {
         // Last: where something fails, a former node resumes with its socket.
         let place = places.programs.take();
         let programs = self.programs(&node, former, listener, place)?;
+        if !settings.impairments.all.is_empty() {
+            note!("{}", impair::line(&settings.impairments));
+        }
         if let Some(place) = places.verbs.take() {
             let path = place.path().to_owned();
             match place.serve() {

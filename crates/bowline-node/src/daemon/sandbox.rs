@@ -86,7 +86,7 @@ impl Places {
             // Where another node has the place for programs, its programs have its RDMA.
             let is_ours = places.programs.is_some() || is_passed || is_inherited;
             let place = path.clone().unwrap_or_else(programs::default_path);
-            places.verbs = is_ours.then(|| verbs_at(&place)).flatten();
+            places.verbs = is_ours.then(|| verbs_at(&place, settings)).flatten();
         }
         Ok(places)
     }
@@ -107,8 +107,8 @@ impl Places {
 }
 
 /// A node without RDMA for programs serves all else.
-fn verbs_at(place: &Path) -> Option<VerbsPlace> {
-    let listening = VerbsPlace::listen(place);
+fn verbs_at(place: &Path, settings: &Settings) -> Option<VerbsPlace> {
+    let listening = VerbsPlace::listen(place, settings.impairments.clone());
     let report = |error: &io::Error| {
         note!("programs get no RDMA: {}: {error}", verbs::beside(place).display());
     };

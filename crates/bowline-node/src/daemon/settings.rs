@@ -4,6 +4,7 @@ use std::{os::unix::net::UnixListener, path::PathBuf, sync::Arc, time::Duration}
 
 use bowline::rds::{Limits, Node, Paths, PeerList};
 use bowline_host::{HostState, Policy, Quota};
+use bowline_roce_driver::Impairments;
 use bowline_verbs::{Device, SharedDevice};
 
 use super::{
@@ -14,7 +15,7 @@ use super::{
 use crate::{
     Failure, Outcome,
     config::{Config, Poll, access},
-    disks, metrics, node_on,
+    disks, impair, metrics, node_on,
     over_rdma::{Devices, SoftPort},
     service_manager::Supervisor,
     values::{Address, Size},
@@ -36,6 +37,8 @@ pub(super) struct Settings {
     pub(super) max_message: Option<u32>,
     pub(super) poll: Option<Poll>,
     pub(super) congestion_control: Option<String>,
+    /// A network that is bad by choice, for RDMA of the node and of programs.
+    pub(super) impairments: Impairments,
     pub(super) end_to_end: bool,
     pub(super) sysctl: Vec<(String, i64)>,
     pub(super) echo: Vec<u16>,
@@ -117,6 +120,7 @@ impl Settings {
             default_quota: quota,
             poll: config.poll,
             congestion_control: config.congestion_control,
+            impairments: impair::chosen(&config.impair, config.impair_seed).unwrap_or_default(),
             end_to_end: config.end_to_end.unwrap_or(true),
             sysctl: config.sysctl.into_iter().chain(config.sysctl_after).collect(),
             echo: config.echo,
@@ -166,6 +170,7 @@ impl Settings {
         // A former node has closed its device by now.
         let may_have_disks = !sandbox::is_wanted(self);
         let soft = self.rdma.open_soft(|config| {
+            config.impairments = self.impairments.clone();
             if may_have_disks {
                 self.disks.configure(config);
             }

@@ -21,6 +21,7 @@ use bowline_host::{
 };
 use bowline_node::{
     Failure, Outcome,
+    impair::ImpairOptions,
     programs::{self, Reached},
 };
 use rustix::{
@@ -30,6 +31,7 @@ use rustix::{
 };
 
 use self::started::{Found, find_or_start};
+use self::verbs::Network;
 use super::libc::{self, Libc};
 
 /// Instead of a path: a node has to run.
@@ -55,6 +57,12 @@ pub(crate) struct Args {
     /// $XDG_RUNTIME_DIR or /run; where no node serves there, one is started]
     #[arg(long, value_name = "PATH|require")]
     node: Option<PathBuf>,
+    #[command(flatten)]
+    impair: ImpairOptions,
+    /// Write the program's RDMA packets to this file, as pcapng for Wireshark; those of further
+    /// processes go to FILE.PID. What was there is replaced
+    #[arg(long, value_name = "FILE")]
+    capture: Option<PathBuf>,
     /// Program and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     program: Vec<OsString>,
@@ -71,9 +79,10 @@ pub(crate) fn run(args: &Args) -> Outcome {
     let _lease = lease.map(|lease| kept(&lease)).transpose()?;
     let mut command = Command::new(&program);
     preload(&mut command, &library, place.as_deref());
-    if libc == Libc::Other {
-        verbs::put_first(&mut command, &bowline_node::verbs::beside(&reached));
-    }
+    let network = Network::new(&args.impair, args.capture.as_deref())?;
+    let has_verbs = libc == Libc::Other
+        && verbs::put_first(&mut command, &bowline_node::verbs::beside(&reached));
+    network.set(&mut command, has_verbs)?;
     keep_pipe_signal(&mut command);
     let error = command.arg0(name).args(words).exec();
     Err(not_run(&program, &error))

@@ -11,6 +11,11 @@ use std::{
 };
 
 use bowline_host::installed;
+use bowline_node::{
+    Failure, Outcome,
+    impair::{self, ImpairOptions},
+};
+use bowline_roce_driver::Impairments;
 
 /// The file, as cargo builds it and as packages install it.
 const LIBRARY: &str = "bowline-ibverbs";
@@ -29,18 +34,18 @@ const DEVICES: &str = "/sys/class/infiniband";
 
 /// Has a program find the library before the system's, and the node whose addresses it shares.
 /// Without the library, without RDMA at the node, and where the machine has a device of its own,
-/// the program keeps what it has.
-pub(super) fn put_first(command: &mut Command, node: &Path) {
-    let Some(library) = installed(LIBRARY) else { return };
+/// the program keeps what it has. Tells whether it finds the library.
+pub(super) fn put_first(command: &mut Command, node: &Path) -> bool {
+    let Some(library) = installed(LIBRARY) else { return false };
     let has_devices = fs::read_dir(DEVICES).is_ok_and(|mut all| all.next().is_some());
     if has_devices || !bowline_ctl::is_socket(node) {
-        return;
+        return false;
     }
     let folder = match named(&library) {
         Ok(folder) => folder,
         Err(error) => {
             note!("bowline run: programs get no RDMA: {}: {error}", library.display());
-            return;
+            return false;
         }
     };
     let mut folders = vec![folder];
@@ -48,8 +53,52 @@ pub(super) fn put_first(command: &mut Command, node: &Path) {
         folders.extend(env::split_paths(&others));
     }
     // No folder of these has a colon in its name but by the user's own doing.
-    if let Ok(all) = env::join_paths(folders) {
+    let all = env::join_paths(folders);
+    all.is_ok_and(|all| {
         command.env("LD_LIBRARY_PATH", all).env("BOWLINE_VERBS_NODE", node);
+        true
+    })
+}
+
+/// What the network of the program does to its packets, and where these are written.
+#[derive(Debug)]
+pub(super) struct Network {
+    impairments: Option<Impairments>,
+    capture: Option<PathBuf>,
+}
+
+impl Network {
+    pub(super) fn new(impair: &ImpairOptions, capture: Option<&Path>) -> Outcome<Self> {
+        let whole = |path: &Path| {
+            let failed = |error| Failure::failed(format!("{}: {error}", path.display()));
+            // The program may change its folder. Its first process makes the file.
+            let whole = std::path::absolute(path).map_err(failed)?;
+            match fs::remove_file(&whole) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed(error)),
+                _ => Ok(whole),
+            }
+        };
+        let capture = capture.map(whole).transpose()?;
+        Ok(Self { impairments: impair.settings(), capture })
+    }
+
+    /// Has the library of a program know it.
+    pub(super) fn set(&self, command: &mut Command, has_verbs: bool) -> Outcome {
+        if !has_verbs && (self.impairments.is_some() || self.capture.is_some()) {
+            return Err(Failure::failed(
+                "--impair and --capture are for RDMA of programs, which this one does not get \
+                 here; see docs/rdma-without-a-card.md",
+            ));
+        }
+        if let Some(impairments) = &self.impairments {
+            note!("bowline run: {}", impair::line(impairments));
+            command.env("BOWLINE_VERBS_IMPAIR", impairments.to_string());
+            command.env("BOWLINE_VERBS_SEED", impairments.seed.to_string());
+        }
+        if let Some(capture) = &self.capture {
+            command.env("BOWLINE_VERBS_CAPTURE", capture);
+        }
+        Ok(())
     }
 }
 

@@ -1,0 +1,53 @@
+//! The choice of a bad network, in options and in the file.
+
+use bowline_roce_driver::{Impairment, Impairments};
+use serde::{Deserialize, Deserializer, de};
+
+/// Options of a network that is bad by choice.
+#[cfg(feature = "options")]
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct ImpairOptions {
+    /// Make the network bad for RDMA, for tests: `loss=1%,duplicate=1%,reorder=0.1%,corrupt=0.01%,
+    /// ce=1%,delay=2ms±1ms`, any of them, with peer=ADDRESS or way=in or way=out only for packets of
+    /// that peer or direction. May be repeated; the first that fits a packet counts. Where both ends
+    /// do so it adds up. RDS over TCP is left alone
+    #[arg(long, value_name = "LIST")]
+    impair: Vec<Impairment>,
+    /// What chooses the packets of --impair: with the same number the n-th packet between two
+    /// addresses meets the same [default: a random one, which is told]
+    #[arg(long, value_name = "NUMBER", requires = "impair")]
+    seed: Option<u64>,
+}
+
+#[cfg(feature = "options")]
+impl ImpairOptions {
+    /// Returns what these options say, if they were given.
+    pub fn settings(&self) -> Option<Impairments> {
+        chosen(&self.impair, self.seed)
+    }
+
+    /// Lays these options over what a file says.
+    pub(crate) fn over(self, impair: &mut Vec<Impairment>, seed: &mut Option<u64>) {
+        if !self.impair.is_empty() {
+            (*impair, *seed) = (self.impair, self.seed);
+        }
+    }
+}
+
+/// Returns a choice, with a seed where none was given.
+pub(crate) fn chosen(all: &[Impairment], seed: Option<u64>) -> Option<Impairments> {
+    let seed = seed.unwrap_or_else(bowline_base::entropy::random_u64);
+    (!all.is_empty()).then(|| Impairments { all: all.to_vec(), seed })
+}
+
+/// Returns a line by which a user finds the same network again.
+pub fn line(settings: &Impairments) -> String {
+    let all: Vec<String> = settings.all.iter().map(|one| format!("--impair '{one}'")).collect();
+    format!("a bad network: {} --seed {}", all.join(" "), settings.seed)
+}
+
+/// Reads the texts of a file.
+pub(crate) fn texts<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Impairment>, D::Error> {
+    let texts = Vec::<String>::deserialize(from)?;
+    texts.iter().map(|text| text.parse()).collect::<Result<_, _>>().map_err(de::Error::custom)
+}
