@@ -1,0 +1,153 @@
+"""Debian's programs that speak verbs, as they are: in the guest over the kernel's rxe, on the host over bowline's
+libibverbs and librdmacm."""
+import os
+import shutil
+import subprocess
+import time
+
+from lab.agent import guest_exec, guest_run
+from lab.common import NETNS, Fail
+
+from .base import Wrong, scenario, want
+from .roce import NO_SELF_CHECK, RPING_RACE, Roce
+
+LIBRARY = "bowline-ibverbs"
+NAMES = ("libibverbs.so.1", "librdmacm.so.1", "libmlx5.so.1", "libefa.so.1")
+# tool and options of both sides; {gid} stands for the option that chooses a GID, {server} for the server's address
+PINGPONG = ["ibv_%s_pingpong -g {gid} -n 100 -m 1024 -c" % kind for kind in ("rc", "uc", "srq")]
+PINGPONG += ["ibv_rc_pingpong -g {gid} -n 100 -m 256 -s 5001 -e", "ibv_ud_pingpong -g {gid} -n 100 -s 1000"]
+PERFTEST = ["ib_write_bw -x {gid} -n 100 -m 1024", "ib_read_bw -x {gid} -n 100 -m 1024", "ib_send_bw -x {gid} -n 100 -m 1024",
+            "ib_atomic_bw -x {gid} -n 100 -m 1024", "ib_send_lat -x {gid} -n 100 -m 1024 -s 8",
+            "ib_send_bw -c UD -x {gid} -n 100 -m 1024 -s 512", "ib_write_bw -c UC -x {gid} -n 100 -m 1024 -s 512"]
+# server, client
+BY_CM = [("rping -s -a {server} -C 5 -V", "rping -c -a {server} -C 5 -V"),
+         ("rping -q -s -a {server} -C 5 -V", "rping -q -c -a {server} -C 5 -V"),
+         ("ucmatose -b {server} -c 3 -C 4 -S 5000", "ucmatose -s {server} -c 3 -C 4 -S 5000"),
+         ("udaddy -b {server} -c 3 -C 4 -S 500", "udaddy -s {server} -c 3 -C 4 -S 500"),
+         ("rdma_server -s {server}", "rdma_client -s {server}")]
+
+
+class Host:
+    """The host side: bowline's libraries come before the system's."""
+
+    def __init__(self, roce):
+        self.roce, self.folder, self.p = roce, roce.log + ".libs", None
+        library = os.path.join(os.path.dirname(roce.program), LIBRARY)
+        want(os.path.exists(library), "no %s: cargo build --workspace", library)
+        os.makedirs(self.folder, exist_ok=True)
+        for name in NAMES:
+            link = os.path.join(self.folder, name)
+            if not os.path.lexists(link):
+                os.symlink(library, link)
+        self.env = dict(os.environ, LD_LIBRARY_PATH=self.folder, BOWLINE_VERBS_ADDRS=roce.c.n_addr)
+
+    def argv(self, command):
+        return ["ip", "netns", "exec", NETNS, "timeout", "60"] + command.split()
+
+    def run(self, command):
+        r = subprocess.run(self.argv(command), env=self.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                           stderr=subprocess.STDOUT)
+        return r.returncode, r.stdout.decode(errors="replace")
+
+    def serve(self, command):
+        self.log = open(self.roce.log + ".server", "w+")
+        self.p = subprocess.Popen(self.argv(command), env=self.env, stdin=subprocess.DEVNULL, stdout=self.log,
+                                  stderr=subprocess.STDOUT)
+
+    def served(self):
+        try:
+            rc = self.p.wait(20)
+        except subprocess.TimeoutExpired:
+            rc = "none"
+        self.end()
+        with self.log as log:
+            log.seek(0)
+            return rc, log.read()
+
+    def is_over(self):
+        return self.p.poll() is not None
+
+    def end(self):
+        if self.p and self.p.poll() is None:
+            self.p.kill()
+            self.p.wait()
+
+
+class Kernel:
+    """The guest side: rdma-core over rxe."""
+
+    def run(self, command):
+        rc, out, err = guest_run("a", "timeout 60 " + command, 70)
+        return rc, out + err
+
+    def serve(self, command):
+        self.name = command.split()[0]
+        line = "rm -f /tmp/status; timeout 60 %s; echo $? > /tmp/status" % command
+        guest_exec("a", ["bash", "-c", line], 30, lambda b: None, lambda b: None, detach=True, log="/tmp/served")
+
+    def is_over(self):
+        return guest_run("a", "test -s /tmp/status")[0] == 0
+
+    def served(self):
+        for _ in range(40):
+            if self.is_over():
+                break
+            time.sleep(0.5)
+        rc, out, _ = guest_run("a", "cat /tmp/served; exit $(cat /tmp/status || echo 1)")
+        self.end()
+        return rc, out
+
+    def end(self):
+        guest_run("a", "pkill -x " + self.name)
+
+
+def pair(server, client, serves, asks):
+    """A server and a client, both of which must succeed. A client that comes before its server listens comes again."""
+    server.serve(serves)
+    try:
+        end = time.monotonic() + 30
+        time.sleep(0.5)
+        while True:
+            rc, said = client.run(asks)
+            if rc == 0 or server.is_over() or time.monotonic() > end:
+                break
+            time.sleep(0.5)
+        served, server_said = server.served()
+        good = [rc == 0 or RPING_RACE in said, served == 0 or RPING_RACE in server_said]
+        want(all(good), "%s: status %s: %s / %s: status %s: %s", asks, rc, said[-300:], serves, served, server_said[-300:])
+    finally:
+        server.end()
+
+
+def is_there(command):
+    tool = command.split()[0]
+    return shutil.which(tool) and guest_run("a", "command -v " + tool)[0] == 0
+
+
+@scenario("verbs-programs", dirs=("k>n", "n>k"), orders=("lo",), families=(4,), timeout=600, bare=True, tool=True,
+          self_check=NO_SELF_CHECK)
+def verbs_programs(c):
+    """Debian's programs that speak verbs, unmodified on both sides: pingpongs, perftest, and those of the rdma_cm, the
+    kernel's rxe at one end and bowline's libraries at the other."""
+    with Roce(c) as r:
+        ours, theirs = Host(r), Kernel()
+        gids = {ours: "0", theirs: "1 -d rxe0"}
+        server, client = (ours, theirs) if c.dir == "k>n" else (theirs, ours)
+        address = c.n_addr if c.dir == "k>n" else c.k_addr
+        done, missing, wrong = [], set(), []
+        with_port = [(x, "%s %s" % (x, address)) for x in PINGPONG + PERFTEST]
+        for n, (serves, asks) in enumerate(with_port + BY_CM):
+            if not is_there(serves):
+                missing.add(serves.split()[0])
+                continue
+            words = (serves.replace("{gid}", gids[server]), asks.replace("{gid}", gids[client]))
+            if n < len(with_port):
+                words = [x + " -p %d" % (18600 + n) for x in words]
+            try:
+                pair(server, client, *[x.replace("{server}", address) for x in words])
+                done.append(serves)
+                c.messages += 100
+            except (Wrong, Fail) as e:
+                wrong.append(str(e))
+        want(not wrong, "%d of %d pairs failed: %s", len(wrong), len(wrong) + len(done), "; ".join(wrong))
+        c.note("%d pairs%s" % (len(done), "; not there: " + ", ".join(sorted(missing)) if missing else ""))
