@@ -14,9 +14,9 @@ use crate::run::Outcome;
 
 const EXCEPTIONS: &str = "docs/spec/exceptions.toml";
 /// Names of the kinds of rules; those that begin like another come first.
-const KINDS: [&str; 29] = [
+const KINDS: [&str; 30] = [
     "REQ", "RSP", "RDMA", "RMR", "RX", "RT", "RS", "R", "IB", "OBS", "SAFE", "ATOM", "ZC", "NB",
-    "D", "B", "T", "U", "OUT", "HDR", "ICRC", "QP", "MR", "GSI", "CMA", "CM", "CC", "PERF",
+    "D", "B", "T", "U", "OUT", "HDR", "ICRC", "QP", "SRQ", "MR", "GSI", "CMA", "CM", "CC", "PERF",
     "VERBS",
 ];
 /// Kinds whose rules are items of lists, the id in bold letters.

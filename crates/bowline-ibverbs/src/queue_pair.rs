@@ -94,6 +94,7 @@ fn create(pd: &Pd, attr: &mut QpInitAttr<'_>) -> *mut Qp {
         pd: pd.own.id,
         send_cq: send_cq.own.id,
         recv_cq: recv_cq.own.id,
+        srq: None,
         qp_type,
         cap: bowline_verbs::QpCap {
             max_send_wr: size(cap.max_send_wr),

@@ -200,6 +200,9 @@ impl Context {
             max_sge: size(attr.max_sge),
             max_cq: size(attr.max_cq),
             max_cqe: size(attr.max_cqe),
+            max_srq: 0,
+            max_srq_wr: 0,
+            max_srq_sge: 0,
             max_mr: size(attr.max_mr),
             max_mw: match CAP_WINDOWS.iter().any(|flag| attr.device_cap_flags & flag != 0) {
                 true => size(attr.max_mw),

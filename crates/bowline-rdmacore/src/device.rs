@@ -307,6 +307,7 @@ fn most_inline(context: &Arc<Context>, mtu: Mtu) -> usize {
             pd: PdId(0),
             send_cq: CqId(0),
             recv_cq: CqId(0),
+            srq: None,
             qp_type: QpType::Rc,
             cap,
             sq_sig_all: false,
@@ -468,6 +469,9 @@ impl Device for RdmaCoreDevice {
     }
 
     fn create_qp(&self, init: &QpInit) -> Result<Qpn, Error> {
+        if init.srq.is_some() {
+            return Err(Error::NotSupported(Feature::SharedReceiveQueue));
+        }
         let tables = self.read();
         let pd = tables.pd(init.pd)?;
         let (send_cq, recv_cq) = (tables.cq(init.send_cq)?, tables.cq(init.recv_cq)?);

@@ -43,7 +43,7 @@ impl<'a> Side<'a> {
         let cq = device.create_cq(256).unwrap();
         let cap = QpCap { max_send_wr: SENDS, max_recv_wr: SENDS, ..QpCap::default() };
         let (qp_type, sq_sig_all) = (QpType::Rc, false);
-        let init = QpInit { pd, send_cq: cq, recv_cq: cq, qp_type, cap, sq_sig_all };
+        let init = QpInit { pd, send_cq: cq, recv_cq: cq, srq: None, qp_type, cap, sq_sig_all };
         let qpn = device.create_qp(&init).unwrap();
         let access = Access::LOCAL_WRITE
             | Access::REMOTE_WRITE
@@ -530,7 +530,7 @@ fn datagrams<'a>(device: &'a RdmaCoreDevice, qkey: u32) -> Side<'a> {
     let cq = device.create_cq(64).unwrap();
     let cap = QpCap { max_send_wr: 16, max_recv_wr: 16, ..QpCap::default() };
     let (qp_type, sq_sig_all) = (QpType::Ud, false);
-    let init = QpInit { pd, send_cq: cq, recv_cq: cq, qp_type, cap, sq_sig_all };
+    let init = QpInit { pd, send_cq: cq, recv_cq: cq, srq: None, qp_type, cap, sq_sig_all };
     let qpn = device.create_qp(&init).unwrap();
     let state = |state| QpAttr { state: Some(state), ..QpAttr::default() };
     for attr in [

@@ -41,6 +41,7 @@ fn end(addr: IpAddr, spin: bool) -> Result<End, Error> {
         pd,
         send_cq: cq,
         recv_cq: cq,
+        srq: None,
         qp_type: QpType::Rc,
         cap: QpCap::default(),
         sq_sig_all: false,

@@ -14,7 +14,7 @@ use bowline_roce::{
 use bowline_verbs::{
     Access, AsyncEvent, Buffer, CmEvent, CmId, Completion, ConnParam, CqId, Device, DeviceAttr,
     Error, InvalidReason, MrKeys, Mtu, MwBind, MwType, PathStats, PdId, QpAttr, QpInit, QpState,
-    Qpn, RecvWr, SendFlags, SendWr,
+    Qpn, RecvWr, SendFlags, SendWr, SrqAttr, SrqChange, SrqId, SrqInit,
 };
 
 use crate::capture::Capture;
@@ -120,6 +120,9 @@ impl SoftDevice {
             max_sge: limits.sges,
             max_cq: limits.cqs,
             max_cqe: limits.cqes,
+            max_srq: limits.srqs,
+            max_srq_wr: limits.wrs,
+            max_srq_sge: limits.sges,
             max_mr: limits.mrs,
             max_mw: limits.mws,
             max_qp_rd_atom: limits.rd_atomic,
@@ -561,6 +564,28 @@ impl Device for SoftDevice {
         let done = st.core.post_recv(now, qp, wrs);
         self.shared.settle(&mut st);
         done
+    }
+
+    fn create_srq(&self, init: &SrqInit) -> Result<SrqId, Error> {
+        self.set(|core| core.create_srq(init))
+    }
+
+    fn modify_srq(&self, srq: SrqId, change: &SrqChange) -> Result<(), Error> {
+        self.act(|st, _| st.core.modify_srq(srq, change))
+    }
+
+    fn query_srq(&self, srq: SrqId) -> Result<SrqAttr, Error> {
+        self.set(|core| core.query_srq(srq))
+    }
+
+    fn destroy_srq(&self, srq: SrqId) -> Result<(), Error> {
+        self.set(|core| core.destroy_srq(srq))
+    }
+
+    fn post_srq_recv(&self, srq: SrqId, wrs: &[RecvWr<'_>]) -> Result<(), (usize, Error)> {
+        // Causes neither packets nor completions.
+        let mut st = self.shared.lock();
+        if st.stop { Err((0, Error::Closed)) } else { st.core.post_srq_recv(srq, wrs) }
     }
 
     fn async_event(&self, limit: Duration) -> Result<AsyncEvent, Error> {

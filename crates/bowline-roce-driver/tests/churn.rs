@@ -38,7 +38,7 @@ impl End {
         let cq = device.create_cq(16).unwrap();
         let cap = QpCap { max_send_wr: 4, max_recv_wr: 4, ..QpCap::default() };
         let (qp_type, sq_sig_all) = (QpType::Rc, false);
-        let init = QpInit { pd, send_cq: cq, recv_cq: cq, qp_type, cap, sq_sig_all };
+        let init = QpInit { pd, send_cq: cq, recv_cq: cq, srq: None, qp_type, cap, sq_sig_all };
         Self { device: Arc::clone(device), init }
     }
 

@@ -92,7 +92,9 @@ pub struct Limits {
     pub cqes: usize,
     /// Queue pairs.
     pub qps: usize,
-    /// Work requests of one queue.
+    /// Shared receive queues.
+    pub srqs: usize,
+    /// Work requests of one queue, shared ones included.
     pub wrs: usize,
     /// Elements of a gather or scatter list.
     pub sges: usize,
@@ -113,6 +115,7 @@ impl Default for Limits {
             cqs: 1 << 16,
             cqes: 1 << 25,
             qps: 1 << 16,
+            srqs: 1 << 16,
             wrs: 1 << 16,
             sges: 256,
             inline: 4096,

@@ -72,7 +72,8 @@ pub enum IdentHint {
 pub struct Device {
     shared: Shared,
     qps: NumberMap<Box<Qp>>,
-    /// Protection domains, each with its number of queue pairs and of domains within it.
+    /// Protection domains, each with its number of queue pairs, shared receive queues and domains
+    /// within it.
     pds: Table<usize>,
     rng: Rng,
     icrc: IcrcChecker,
@@ -132,6 +133,9 @@ impl Device {
             max_sge: limits.sges,
             max_cq: limits.cqs,
             max_cqe: limits.cqes,
+            max_srq: limits.srqs,
+            max_srq_wr: limits.wrs,
+            max_srq_sge: limits.sges,
             max_mr: limits.mrs,
             max_mw: limits.mws,
             max_qp_rd_atom: limits.rd_atomic,

@@ -53,6 +53,7 @@ mod rc;
 mod recvq;
 mod rng;
 mod sendq;
+mod srq;
 mod table;
 mod ud;
 mod udsend;

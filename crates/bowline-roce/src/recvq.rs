@@ -42,6 +42,11 @@ impl RecvQueue {
         Ok(())
     }
 
+    /// Number of posted receives.
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
     #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {
         self.entries.is_empty()

@@ -50,14 +50,16 @@ impl UdReceiver {
             return PacketOutcome::Continue;
         };
         let len = NETWORK_HEADER_LEN + packet.payload.len();
-        let fits = self.posted.room().is_some_and(|room| len as u64 <= room);
-        if !fits || packet.payload.len() > ctx.mtu || !self.posted.take(&mut self.recv) {
+        let mtu = ctx.mtu;
+        let receives = ctx.receives(&mut self.posted);
+        let fits = receives.room().is_some_and(|room| len as u64 <= room);
+        if !fits || packet.payload.len() > mtu || !receives.take(&mut self.recv) {
             ctx.counters.ud_dropped += 1;
             return PacketOutcome::Continue;
         }
         let placed = [network, packet.payload]
             .into_iter()
-            .try_for_each(|bytes| self.recv.place(ctx.mrs, ctx.pd, bytes));
+            .try_for_each(|bytes| self.recv.place(ctx.mrs, ctx.recv_pd, bytes));
         let completion = Completion {
             wr_id: self.recv.id(),
             byte_len: len as u32, // an MTU and a header
@@ -223,6 +225,8 @@ mod tests {
                 qpn: Qpn(1),
                 counters: &mut self.counters,
                 reorder_budget: &ReorderBudget::new(0),
+                shared_receives: None,
+                recv_pd: PD,
                 cq: CqId(1),
                 done: &mut self.done,
             };

@@ -65,6 +65,7 @@ fn side(last: u8, count: usize, cq_depth: usize) -> Side {
         pd,
         send_cq: cq,
         recv_cq: cq,
+        srq: None,
         qp_type: QpType::Rc,
         cap: QpCap::default(),
         sq_sig_all: true,

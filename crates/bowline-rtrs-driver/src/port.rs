@@ -186,6 +186,7 @@ impl Port {
             pd,
             send_cq: cq,
             recv_cq: cq,
+            srq: None,
             qp_type: QpType::Rc,
             cap,
             sq_sig_all: false,

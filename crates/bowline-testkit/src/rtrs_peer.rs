@@ -146,8 +146,15 @@ impl<D: Device + ?Sized> Raw<D> {
             max_inline: 0,
         };
         let (pd, cq) = (self.pd, self.cq);
-        let init =
-            QpInit { pd, send_cq: cq, recv_cq: cq, qp_type: QpType::Rc, cap, sq_sig_all: false };
+        let init = QpInit {
+            pd,
+            send_cq: cq,
+            recv_cq: cq,
+            srq: None,
+            qp_type: QpType::Rc,
+            cap,
+            sq_sig_all: false,
+        };
         let qp = self.dev.create_qp(&init).unwrap();
         let access = Some(Access::LOCAL_WRITE | Access::REMOTE_WRITE);
         let state = Some(QpState::Init);

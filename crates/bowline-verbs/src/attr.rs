@@ -4,7 +4,7 @@ use core::fmt;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use crate::{Access, CqId, Mtu, PdId, Qpn};
+use crate::{Access, CqId, Mtu, PdId, Qpn, SrqId};
 
 /// Limits of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,6 +29,12 @@ pub struct DeviceAttr {
     pub max_cq: usize,
     /// Most entries of a completion queue.
     pub max_cqe: usize,
+    /// Most shared receive queues; 0: not supported.
+    pub max_srq: usize,
+    /// Most receives posted on a shared receive queue.
+    pub max_srq_wr: usize,
+    /// Most elements of a scatter list of a shared receive queue.
+    pub max_srq_sge: usize,
     /// Most memory regions.
     pub max_mr: usize,
     /// Most memory windows; 0: not supported.
@@ -141,10 +147,44 @@ pub struct QpInit {
     pub recv_cq: CqId,
     /// Transport service.
     pub qp_type: QpType,
+    /// Shared receive queue, from which the queue pair takes its receives. The sizes of its own
+    /// receive queue do not count then.
+    pub srq: Option<SrqId>,
     /// Sizes.
     pub cap: QpCap,
     /// Every send produces a completion, flagged `SIGNALED` or not.
     pub sq_sig_all: bool,
+}
+
+/// Creation attributes of a shared receive queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SrqInit {
+    /// Protection domain of the memory of its receives. That of a queue pair may be another one.
+    pub pd: PdId,
+    /// Most receives posted.
+    pub max_wr: usize,
+    /// Most elements of a scatter list.
+    pub max_sge: usize,
+}
+
+/// Attributes of a shared receive queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SrqAttr {
+    /// Most receives posted.
+    pub max_wr: usize,
+    /// Most elements of a scatter list.
+    pub max_sge: usize,
+    /// [`AsyncEvent::SrqLimitReached`] is sent, once, when fewer receives are posted; 0: never.
+    pub limit: usize,
+}
+
+/// Attributes of a shared receive queue to change; `None` leaves an attribute as it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SrqChange {
+    /// Most receives posted.
+    pub max_wr: Option<usize>,
+    /// Arms the limit, or disarms it with 0.
+    pub limit: Option<usize>,
 }
 
 /// Addresses of the packets of a connected queue pair.
@@ -208,7 +248,7 @@ pub struct QpAttr {
     pub sq_draining: Option<bool>,
 }
 
-/// Asynchronous event of a device, queue pair or completion queue.
+/// Asynchronous event of a device, a queue pair, or a completion or shared receive queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AsyncEvent {
@@ -220,6 +260,11 @@ pub enum AsyncEvent {
     SqDrained(Qpn),
     /// A completion queue has overrun and is unusable.
     CqError(CqId),
+    /// A shared receive queue has fewer receives than its limit, which is disarmed now [SRQ-4].
+    SrqLimitReached(SrqId),
+    /// A queue pair with a shared receive queue is in ERR, and takes no receive from it any more:
+    /// the one that it had has completed [SRQ-5].
+    LastWqeReached(Qpn),
     /// The device is gone or unusable: requests need not complete any more, not even as flushed.
     /// Reported once. A changed address of the device is not reported like this.
     DeviceFatal,

@@ -9,7 +9,8 @@ use bowline_base::count::Described;
 
 use crate::{
     Access, AsyncEvent, Buffer, CmEvent, CmId, Completion, ConnParam, DeviceAttr, Error, Feature,
-    MwBind, MwType, PathStats, QpAttr, QpInit, QpState, RecvWr, SendFlags, SendWr,
+    MwBind, MwType, PathStats, QpAttr, QpInit, QpState, RecvWr, SendFlags, SendWr, SrqAttr,
+    SrqChange, SrqInit,
 };
 
 /// Id of a protection domain of one device.
@@ -23,6 +24,10 @@ pub struct CqId(pub u32);
 /// Number of a queue pair, 24 bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Qpn(pub u32);
+
+/// Id of a shared receive queue of one device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SrqId(pub u32);
 
 /// Keys of a memory region.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -243,8 +248,52 @@ pub trait Device: Send + Sync {
     /// Posts receive requests in order; on an error tells how many were accepted.
     ///
     /// # Errors
-    /// As [`post_send`](Self::post_send).
+    /// As [`post_send`](Self::post_send); [`Error::Invalid`] for a queue pair with a shared receive
+    /// queue.
     fn post_recv(&self, qp: Qpn, wrs: &[RecvWr<'_>]) -> Result<(), (usize, Error)>;
+
+    /// Makes a shared receive queue [SRQ-1]: queue pairs made with it take their receives from it.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`], [`Error::Invalid`], [`Error::Limit`], [`Error::NotSupported`].
+    fn create_srq(&self, _init: &SrqInit) -> Result<SrqId, Error> {
+        Err(Error::NotSupported(Feature::SharedReceiveQueue))
+    }
+
+    /// Changes the size of a shared receive queue, or arms its limit [SRQ-4]. On an error nothing
+    /// has changed.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`]; [`Error::Invalid`] for a size below the number of posted receives, and
+    /// for a limit above the size; [`Error::Limit`]; [`Error::NotSupported`].
+    fn modify_srq(&self, _srq: SrqId, _change: &SrqChange) -> Result<(), Error> {
+        Err(Error::NotSupported(Feature::SharedReceiveQueue))
+    }
+
+    /// Returns the sizes and the limit of a shared receive queue.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`], [`Error::NotSupported`].
+    fn query_srq(&self, _srq: SrqId) -> Result<SrqAttr, Error> {
+        Err(Error::NotSupported(Feature::SharedReceiveQueue))
+    }
+
+    /// Removes a shared receive queue; what is posted on it never completes.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`]; [`Error::Busy`] while a queue pair uses it; [`Error::NotSupported`].
+    fn destroy_srq(&self, _srq: SrqId) -> Result<(), Error> {
+        Err(Error::NotSupported(Feature::SharedReceiveQueue))
+    }
+
+    /// Posts receive requests to a shared receive queue, in order; on an error tells how many were
+    /// accepted.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`], [`Error::Invalid`], [`Error::QueueFull`], [`Error::NotSupported`].
+    fn post_srq_recv(&self, _srq: SrqId, _wrs: &[RecvWr<'_>]) -> Result<(), (usize, Error)> {
+        Err((0, Error::NotSupported(Feature::SharedReceiveQueue)))
+    }
 
     /// Returns the next asynchronous event, waiting at most `limit`.
     ///

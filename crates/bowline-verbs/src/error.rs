@@ -104,6 +104,8 @@ pub enum Object {
     MemoryWindow,
     /// A completion queue.
     CompletionQueue,
+    /// A shared receive queue.
+    SharedReceiveQueue,
     /// A queue pair.
     QueuePair,
     /// A connection.
@@ -119,6 +121,7 @@ impl fmt::Display for Object {
             Self::MemoryRegion => "memory region",
             Self::MemoryWindow => "memory window",
             Self::CompletionQueue => "completion queue",
+            Self::SharedReceiveQueue => "shared receive queue",
             Self::QueuePair => "queue pair",
             Self::Connection => "connection",
             Self::CmId => "listener or connection",
@@ -140,6 +143,8 @@ pub enum Resource {
     CompletionQueues,
     /// Entries of a completion queue.
     CqEntries,
+    /// Shared receive queues.
+    SharedReceiveQueues,
     /// Queue pairs.
     QueuePairs,
     /// Work requests of a queue.
@@ -170,6 +175,7 @@ impl fmt::Display for Resource {
             Self::MemoryWindows => "memory windows",
             Self::CompletionQueues => "completion queues",
             Self::CqEntries => "completion queue entries",
+            Self::SharedReceiveQueues => "shared receive queues",
             Self::QueuePairs => "queue pairs",
             Self::WorkRequests => "work requests",
             Self::Sges => "elements of a list",
@@ -201,6 +207,8 @@ pub enum Feature {
     Flush,
     /// [`Device::alloc_mw`](crate::Device::alloc_mw).
     MemoryWindow,
+    /// [`Device::create_srq`](crate::Device::create_srq).
+    SharedReceiveQueue,
     /// [`Access::FLUSH_PERSISTENT`](crate::Access::FLUSH_PERSISTENT).
     PersistentMemory,
     /// [`Buffer::of_process`](crate::Buffer::of_process).
@@ -216,6 +224,7 @@ impl fmt::Display for Feature {
             Self::FastRegistration => "fast registration",
             Self::Flush => "a flush or atomic write",
             Self::MemoryWindow => "a memory window",
+            Self::SharedReceiveQueue => "a shared receive queue",
             Self::PersistentMemory => "memory that outlives a loss of power",
             Self::ForeignMemory => "memory of another process",
         })

@@ -81,6 +81,12 @@ pub enum InvalidReason {
     NewKey,
     /// A completion queue of no entry.
     NoEntries,
+    /// A receive is posted on a queue pair that has a shared receive queue.
+    SharedReceives,
+    /// A shared receive queue of no receive, or of fewer than are posted.
+    SrqSize,
+    /// The limit of a shared receive queue is above its size.
+    SrqLimit,
     /// The completion queue has overrun.
     CqOverrun,
     /// Local and remote address are of two families.
@@ -161,6 +167,14 @@ impl fmt::Display for InvalidReason {
             Self::KeyNotWithdrawn => "the key is not invalidated",
             Self::NewKey => "the new key must differ in the low byte only",
             Self::NoEntries => "a completion queue needs room for an entry",
+            Self::SharedReceives => {
+                "receives of this queue pair are posted on its shared receive queue"
+            }
+            Self::SrqSize => {
+                "a shared receive queue needs room for a receive, and for all that are posted"
+            }
+            Self::SrqLimit => "the limit of a shared receive queue is at most its size",
+
             Self::CqOverrun => "the completion queue has overrun",
             Self::AddrFamilies => "the addresses are of different families",
             Self::RemoteAddr => "the remote address is not one to connect to",
@@ -303,6 +317,8 @@ pub enum RequestPart {
     GatherList,
     /// The scatter list of a receive request, in elements.
     ScatterList,
+    /// The scatter list of a receive for a shared receive queue, in elements.
+    SharedScatterList,
     /// Inline bytes of a send request.
     Inline,
     /// The bytes of a message.
@@ -346,6 +362,13 @@ impl RequestPart {
                     f,
                     "the scatter list has {given} elements, \
                      and max_recv_sge of the queue pair is {limit}"
+                );
+            }
+            Self::SharedScatterList => {
+                return write!(
+                    f,
+                    "the scatter list has {given} elements, \
+                     and max_sge of the shared receive queue is {limit}"
                 );
             }
             Self::Inline => {

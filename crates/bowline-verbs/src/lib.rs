@@ -21,11 +21,14 @@ mod wc;
 mod wr;
 
 pub use access::{Access, Mtu, MwBind, MwType, next_key};
-pub use attr::{AddressVector, AsyncEvent, DeviceAttr, QpAttr, QpCap, QpInit, QpState, QpType};
+pub use attr::{
+    AddressVector, AsyncEvent, DeviceAttr, QpAttr, QpCap, QpInit, QpState, QpType, SrqAttr,
+    SrqChange, SrqInit,
+};
 pub use buffer::{Buffer, HUGE_PAGE, Mem};
 pub use callback::catch_callback_panic;
 pub use cm::{CmEvent, CmId, CmMessage, ConnParam, ConnRequest, RejectReason};
-pub use device::{CqId, Device, MrKeys, PdId, Qpn};
+pub use device::{CqId, Device, MrKeys, PdId, Qpn, SrqId};
 pub use error::{Error, Feature, Object, Resource};
 pub use foreign::{ForeignMemory, ProcessFile};
 pub use invalid::{InvalidReason, QpAttrName, RequestPart};

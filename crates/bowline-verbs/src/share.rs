@@ -21,7 +21,7 @@ use bowline_base::count::Described;
 use crate::{
     Access, AsyncEvent, Buffer, CmEvent, CmId, Completion, ConnParam, CqId, Device, DeviceAttr,
     Error, MrKeys, MwBind, MwType, PathStats, PdId, QpAttr, QpInit, QpState, Qpn, RecvWr,
-    SendFlags, SendWr,
+    SendFlags, SendWr, SrqAttr, SrqChange, SrqId, SrqInit,
 };
 
 /// Asynchronous events kept for a user that does not ask for them.
@@ -179,6 +179,11 @@ impl Device for SharedDevice {
         fn destroy_qp(&self, qp: Qpn) -> Result<(), Error>;
         fn post_send(&self, qp: Qpn, wrs: &[SendWr<'_>]) -> Result<(), (usize, Error)>;
         fn post_recv(&self, qp: Qpn, wrs: &[RecvWr<'_>]) -> Result<(), (usize, Error)>;
+        fn create_srq(&self, init: &SrqInit) -> Result<SrqId, Error>;
+        fn modify_srq(&self, srq: SrqId, change: &SrqChange) -> Result<(), Error>;
+        fn query_srq(&self, srq: SrqId) -> Result<SrqAttr, Error>;
+        fn destroy_srq(&self, srq: SrqId) -> Result<(), Error>;
+        fn post_srq_recv(&self, srq: SrqId, wrs: &[RecvWr<'_>]) -> Result<(), (usize, Error)>;
         fn accept(&self, id: CmId, param: &ConnParam) -> Result<(), Error>;
         fn reject(&self, id: CmId, private_data: &[u8]) -> Result<(), Error>;
         fn disconnect(&self, id: CmId) -> Result<(), Error>;

@@ -34,7 +34,8 @@ impl Side {
         let cq = device.create_cq(16)?;
         let cap = QpCap::default();
         let qp_type = QpType::Rc;
-        let init = QpInit { pd, send_cq: cq, recv_cq: cq, qp_type, cap, sq_sig_all: false };
+        let init =
+            QpInit { pd, send_cq: cq, recv_cq: cq, srq: None, qp_type, cap, sq_sig_all: false };
         let qp = device.create_qp(&init)?;
         // What the peer may do with this side's memory. Connecting does the rest.
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;

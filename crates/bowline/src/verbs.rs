@@ -19,7 +19,8 @@ pub use bowline_verbs::{
     ConnRequest, CqId, Device, DeviceAttr, Error, Feature, FlushOf, ForeignMemory, HUGE_PAGE,
     InvalidReason, Mem, MrKeys, Mtu, MwBind, MwType, Object, PathStats, PdId, Piece, Placement,
     QpAttr, QpAttrName, QpCap, QpInit, QpState, QpType, Qpn, RecvWr, RejectReason, Remote,
-    RequestPart, Resource, SendFlags, SendOp, SendWr, Sge, SharedDevice, Status, UdDest, WcOpcode,
+    RequestPart, Resource, SendFlags, SendOp, SendWr, Sge, SharedDevice, SrqAttr, SrqChange, SrqId,
+    SrqInit, Status, UdDest, WcOpcode,
 };
 
 #[cfg(feature = "rdma-core")]

@@ -86,7 +86,8 @@ impl End {
         let cap =
             QpCap { max_send_wr: shape.sends, max_recv_wr: shape.receives, ..QpCap::default() };
         let qp_type = QpType::Rc;
-        let init = QpInit { pd, send_cq: cq, recv_cq: cq, qp_type, cap, sq_sig_all: false };
+        let init =
+            QpInit { pd, send_cq: cq, recv_cq: cq, srq: None, qp_type, cap, sq_sig_all: false };
         let access = Access::LOCAL_WRITE
             | Access::REMOTE_WRITE
             | Access::REMOTE_READ

@@ -166,8 +166,15 @@ fn ask(device: &SoftDevice) {
     let pd = device.alloc_pd().expect("a domain");
     let cq = device.create_cq(16).expect("a queue");
     let qp_type = QpType::Rc;
-    let init =
-        QpInit { pd, send_cq: cq, recv_cq: cq, qp_type, cap: Default::default(), sq_sig_all: true };
+    let init = QpInit {
+        pd,
+        send_cq: cq,
+        recv_cq: cq,
+        srq: None,
+        qp_type,
+        cap: Default::default(),
+        sq_sig_all: true,
+    };
     let qpn = device.create_qp(&init).expect("a queue pair");
     let param = ConnParam { qpn, ..ConnParam::default() };
     let to = "127.44.5.1:7174".parse().expect("an address");

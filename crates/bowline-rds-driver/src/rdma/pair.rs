@@ -89,7 +89,8 @@ impl Pair {
             max_inline: 0, // [IB-58]
         };
         let (pd, qp_type) = (domain.pd, QpType::Rc);
-        let init = QpInit { pd, send_cq: cq, recv_cq: cq, qp_type, cap, sq_sig_all: false };
+        let init =
+            QpInit { pd, send_cq: cq, recv_cq: cq, srq: None, qp_type, cap, sq_sig_all: false };
         let qpn = device.create_qp(&init)?;
         let (device, cm) = (Arc::clone(device), Mutex::new(None));
         let _domain = Arc::clone(domain);

@@ -47,7 +47,7 @@ impl End {
 
 fn init(pd: bowline_verbs::PdId, cq: CqId) -> QpInit {
     let cap = QpCap { max_send_wr: 256, ..QpCap::default() };
-    QpInit { pd, send_cq: cq, recv_cq: cq, qp_type: QpType::Rc, cap, sq_sig_all: false }
+    QpInit { pd, send_cq: cq, recv_cq: cq, srq: None, qp_type: QpType::Rc, cap, sq_sig_all: false }
 }
 
 /// The steps that make a queue pair ready for a peer.

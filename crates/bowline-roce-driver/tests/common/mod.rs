@@ -55,6 +55,7 @@ impl Side {
                 pd,
                 send_cq: cq,
                 recv_cq: cq,
+                srq: None,
                 qp_type: QpType::Rc,
                 cap: QpCap::default(),
                 sq_sig_all: false,

@@ -231,6 +231,9 @@ impl Shared {
                 }
             }
         }
+        if let Some(srq) = qp.init.srq {
+            self.report_srq_limit(srq);
+        }
         self.detect_gso_loss(qp);
         self.after(now, qp, outcome, true);
     }

@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use bowline_base::Instant;
-use bowline_verbs::{Access, AsyncEvent, CqId, PdId, QpAttr, QpState, QpType, Qpn};
+use bowline_verbs::{Access, AsyncEvent, CqId, PdId, QpAttr, QpState, QpType, Qpn, SrqId};
 
 use super::Event;
 use crate::config::Config;
@@ -17,6 +17,7 @@ use crate::mr::MrTable;
 use crate::qp::{Halves, Qp};
 use crate::rc::requester::{Outcome, Readiness, Requester, TxCtx};
 use crate::rc::responder::{ReorderBudget, RxCtx};
+use crate::srq::SrqTable;
 use crate::table::NumberMap;
 
 /// Attributes of a queue pair that both of its halves need.
@@ -29,6 +30,7 @@ pub(crate) struct QpContext {
     mtu: usize,
     send_cq: CqId,
     recv_cq: CqId,
+    srq: Option<SrqId>,
     path: PathId,
 }
 
@@ -38,6 +40,7 @@ pub(crate) struct Shared {
     pub(crate) config: Config,
     pub(crate) mrs: MrTable,
     pub(crate) cqs: CqTable,
+    pub(crate) srqs: SrqTable,
     pub(crate) counters: Counters,
     pub(crate) events: VecDeque<Event>,
     pub(crate) gso_blocklist: GsoBlocklist,
@@ -78,6 +81,7 @@ impl Shared {
         Self {
             mrs: MrTable::new(config.limits.mrs, config.limits.mws),
             cqs: CqTable::new(config.limits.cqs, config.limits.cqes),
+            srqs: SrqTable::new(&config.limits),
             counters: Counters::default(),
             events: VecDeque::new(),
             gso_blocklist: GsoBlocklist::default(),
@@ -106,6 +110,7 @@ impl Shared {
             mtu: qp.mtu(&self.config),
             send_cq: qp.init.send_cq,
             recv_cq: qp.init.recv_cq,
+            srq: qp.init.srq,
             path: qp.path,
         }
     }
@@ -128,6 +133,11 @@ impl Shared {
 
     /// Returns the context of the receiving half of a queue pair.
     pub(crate) fn rx(&mut self, now: Instant, context: QpContext) -> RxCtx<'_> {
+        let shared = context.srq.and_then(|srq| self.srqs.receives(srq));
+        let (recv_pd, shared_receives) = match shared {
+            Some((pd, receives)) => (pd, Some(receives)),
+            None => (context.pd, None),
+        };
         RxCtx {
             now,
             mrs: &mut self.mrs,
@@ -137,6 +147,8 @@ impl Shared {
             qpn: context.qpn,
             counters: &mut self.counters,
             reorder_budget: &self.reorder_budget,
+            shared_receives,
+            recv_pd,
             cq: context.recv_cq,
             done: &mut self.done,
         }
@@ -320,8 +332,18 @@ impl Shared {
 
     /// Moves a queue pair to ERR: all posted requests are flushed, and nothing more is sent [QP-4].
     pub(crate) fn enter_error(&mut self, now: Instant, qp: &mut Qp) {
-        qp.state = QpState::Err;
+        let before = std::mem::replace(&mut qp.state, QpState::Err);
         self.flush(now, qp);
+        if qp.init.srq.is_some() && before != QpState::Err {
+            self.events.push_back(Event::Async(AsyncEvent::LastWqeReached(qp.qpn))); // [SRQ-5]
+        }
+    }
+
+    /// Reports that a shared receive queue has fewer receives than its limit [SRQ-4].
+    pub(crate) fn report_srq_limit(&mut self, srq: SrqId) {
+        if self.srqs.limit_reached(srq) {
+            self.events.push_back(Event::Async(AsyncEvent::SrqLimitReached(srq)));
+        }
     }
 
     /// Moves the send queue of a UD queue pair to SQE: its posted requests are flushed, and

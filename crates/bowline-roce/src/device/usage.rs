@@ -17,6 +17,8 @@ pub struct InUse {
     pub cqs: usize,
     /// Queue pairs.
     pub qps: usize,
+    /// Shared receive queues.
+    pub srqs: usize,
     /// Listeners.
     pub listeners: usize,
     /// Connections, including those in TIMEWAIT [CM-45].
@@ -40,6 +42,7 @@ impl Device {
             mws: self.shared.mrs.windows.len(),
             cqs: self.shared.cqs.count(),
             qps: self.qps.len(),
+            srqs: self.shared.srqs.count(),
             listeners,
             connections,
             timers: self.shared.timers(),

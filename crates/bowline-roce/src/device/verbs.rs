@@ -6,7 +6,7 @@ use bowline_base::Instant;
 use bowline_verbs::{
     Access, Buffer, Completion, CqId, Error, Feature, InvalidReason, MrKeys, MwBind, MwType,
     Object, PdId, QpAttr, QpCap, QpInit, QpState, Qpn, RecvWr, RequestPart, Resource, SendFlags,
-    SendOp, SendWr,
+    SendOp, SendWr, SrqAttr, SrqChange, SrqId, SrqInit,
 };
 
 use super::Device;
@@ -224,6 +224,11 @@ impl Device {
             return Err(Error::Limit(Resource::QueuePairs));
         }
         let QpCap { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline } = init.cap;
+        // Of a queue pair with a shared receive queue they do not count.
+        let (max_recv_wr, max_recv_sge) = match init.srq {
+            Some(_) => (0, 0),
+            None => (max_recv_wr, max_recv_sge),
+        };
         if max_send_wr > limits.wrs || max_recv_wr > limits.wrs {
             return Err(Error::Limit(Resource::WorkRequests));
         }
@@ -238,6 +243,11 @@ impl Device {
         cqs.hold(init.send_cq)?;
         if let Err(error) = cqs.hold(init.recv_cq) {
             cqs.release(init.send_cq);
+            return Err(error);
+        }
+        if let Some(Err(error)) = init.srq.map(|srq| self.shared.srqs.hold(srq)) {
+            cqs.release(init.send_cq);
+            cqs.release(init.recv_cq);
             return Err(error);
         }
         *users += 1;
@@ -352,6 +362,9 @@ impl Device {
             self.shared.ready_paths.push(gone.path);
             self.shared.cqs.release(gone.init.send_cq);
             self.shared.cqs.release(gone.init.recv_cq);
+            if let Some(srq) = gone.init.srq {
+                self.shared.srqs.release(srq);
+            }
             self.shared.mrs.unbind_windows_of(qp);
             if let Some(users) = self.pds.get_mut(gone.init.pd.0) {
                 *users -= 1;
@@ -441,6 +454,9 @@ impl Device {
         if qp.state < QpState::Init {
             return Err((0, Error::Invalid(InvalidReason::StateToReceive(qp.state))));
         }
+        if qp.init.srq.is_some() {
+            return Err((0, Error::Invalid(InvalidReason::SharedReceives))); // [SRQ-2]
+        }
         let cap = qp.init.cap;
         let mut result = Ok(());
         for (count, wr) in wrs.iter().enumerate() {
@@ -460,5 +476,57 @@ impl Device {
         }
         self.stop_overrun(now);
         result
+    }
+
+    /// Makes a shared receive queue.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`], [`Error::Invalid`], [`Error::Limit`].
+    pub fn create_srq(&mut self, init: &SrqInit) -> Result<SrqId, Error> {
+        let users = self.pds.get_mut(init.pd.0).ok_or(NO_PD)?;
+        let srq = self.shared.srqs.create(init)?;
+        *users += 1;
+        Ok(srq)
+    }
+
+    /// Changes the size of a shared receive queue, or arms its limit, which may be reached at once
+    /// [SRQ-4].
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`], [`Error::Invalid`], [`Error::Limit`].
+    pub fn modify_srq(&mut self, srq: SrqId, change: &SrqChange) -> Result<(), Error> {
+        self.shared.srqs.modify(srq, change)?;
+        self.shared.report_srq_limit(srq);
+        Ok(())
+    }
+
+    /// Returns the attributes of a shared receive queue.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`].
+    pub fn query_srq(&self, srq: SrqId) -> Result<SrqAttr, Error> {
+        self.shared.srqs.query(srq)
+    }
+
+    /// Removes a shared receive queue; what is posted on it never completes.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`]; [`Error::Busy`] while a queue pair uses it.
+    pub fn destroy_srq(&mut self, srq: SrqId) -> Result<(), Error> {
+        let pd = self.shared.srqs.destroy(srq)?;
+        if let Some(users) = self.pds.get_mut(pd.0) {
+            *users -= 1;
+        }
+        Ok(())
+    }
+
+    /// Posts receive requests to a shared receive queue, in order; on an error tells how many were
+    /// accepted.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`], [`Error::Invalid`], [`Error::QueueFull`].
+    pub fn post_srq_recv(&mut self, srq: SrqId, wrs: &[RecvWr<'_>]) -> Result<(), (usize, Error)> {
+        let post = |(count, wr)| self.shared.srqs.post(srq, wr).map_err(|error| (count, error));
+        wrs.iter().enumerate().try_for_each(post)
     }
 }

@@ -48,6 +48,9 @@ pub(crate) struct RxCtx<'a> {
     pub(crate) counters: &'a mut Counters,
     /// Memory budget of all queue pairs for packets that arrived after a gap.
     pub(crate) reorder_budget: &'a ReorderBudget,
+    /// The receives of a queue pair that shares them, and the domain of their memory [SRQ-3].
+    pub(crate) shared_receives: Option<&'a mut RecvQueue>,
+    pub(crate) recv_pd: PdId,
     /// Completion queue of receives.
     pub(crate) cq: CqId,
     /// Completed receives, to be moved to their queues.
@@ -55,6 +58,15 @@ pub(crate) struct RxCtx<'a> {
 }
 
 impl RxCtx<'_> {
+    /// Returns the queue that receives are taken from: the shared one, or else the queue pair's own
+    /// [SRQ-2].
+    pub(crate) fn receives<'b>(&'b mut self, own: &'b mut RecvQueue) -> &'b mut RecvQueue {
+        match &mut self.shared_receives {
+            Some(shared) => shared,
+            None => own,
+        }
+    }
+
     /// The completion is built in place. A copy of data that was just written in pieces waits until
     /// all earlier stores have left the store buffer, including those to the memory of the message.
     #[inline]
@@ -496,8 +508,8 @@ impl Responder {
     }
 
     /// Takes a receive for the current message [RSP-7].
-    fn take_receive(&mut self) -> Result<(), Fault> {
-        self.has_recv = self.posted.take(&mut self.recv);
+    fn take_receive(&mut self, ctx: &mut RxCtx<'_>) -> Result<(), Fault> {
+        self.has_recv = ctx.receives(&mut self.posted).take(&mut self.recv);
         if self.has_recv { Ok(()) } else { Err(Fault::NotReady) }
     }
 
@@ -508,12 +520,12 @@ impl Responder {
     fn send(&mut self, ctx: &mut RxCtx<'_>, packet: &Packet<'_>) -> Result<(), Fault> {
         let (op, bytes) = (packet.opcode, packet.payload);
         if op.takes_receive() {
-            self.take_receive()?;
+            self.take_receive(ctx)?;
         }
         if !op.payload_rule().allows(bytes.len(), ctx.mtu) {
             return Err(Fault::Invalid); // [RSP-9], [HDR-11]
         }
-        self.recv.place(ctx.mrs, ctx.pd, bytes).map_err(|error| match error {
+        self.recv.place(ctx.mrs, ctx.recv_pd, bytes).map_err(|error| match error {
             PlaceError::TooLong => Fault::TooLong,
             PlaceError::Key => Fault::LocalKey,
         })?;
@@ -544,7 +556,7 @@ impl Responder {
             return Err(Fault::Invalid); // [RSP-5]
         }
         if op.takes_receive() {
-            self.take_receive()?;
+            self.take_receive(ctx)?;
         }
         let (key, va, left, total) = match (self.message, packet.reth) {
             (Message::Write { key, va, left, total }, _) => (key, va, left, total),

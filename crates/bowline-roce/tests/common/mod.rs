@@ -224,7 +224,8 @@ fn node(setup: &Setup, side: usize) -> Node {
     let send_cq = dev.create_cq(setup.cq_depth).unwrap();
     let recv_cq = dev.create_cq(setup.cq_depth).unwrap();
     let cap = QpCap { max_send_wr: 1024, max_recv_wr: 1024, ..QpCap::default() };
-    let init = QpInit { pd, send_cq, recv_cq, qp_type: QpType::Rc, cap, sq_sig_all: false };
+    let init =
+        QpInit { pd, send_cq, recv_cq, srq: None, qp_type: QpType::Rc, cap, sq_sig_all: false };
     let qp = dev.create_qp(&init).unwrap();
     let buffer = Buffer::new(BUFFER).unwrap();
     let buffer = if setup.direct_placement { buffer } else { buffer.without_direct_placement() };

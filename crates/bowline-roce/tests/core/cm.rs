@@ -372,7 +372,7 @@ fn the_nearest_address_is_taken() {
     node.dev = Device::new(Config { addrs: ips.to_vec(), ..Config::default() }, [0; 32]);
     let (pd, cq) = (node.dev.alloc_pd().unwrap(), node.dev.create_cq(4).unwrap());
     let (qp_type, cap) = (QpType::Rc, QpCap::default());
-    let init = QpInit { pd, send_cq: cq, recv_cq: cq, qp_type, cap, sq_sig_all: false };
+    let init = QpInit { pd, send_cq: cq, recv_cq: cq, srq: None, qp_type, cap, sq_sig_all: false };
     for (remote, own) in [
         ("10.0.0.2:7", "10.0.0.1"),
         ("10.9.0.1:7", "10.9.9.9"),
@@ -537,7 +537,8 @@ fn what_cannot_be_done() {
     assert_eq!(connect(None, Qpn(2)), Error::NoSuch(Object::QueuePair));
     let cap = QpCap::default();
     let (pd, send_cq, recv_cq) = (node.pd, node.send_cq, node.recv_cq);
-    let init = QpInit { pd, send_cq, recv_cq, qp_type: QpType::Ud, cap, sq_sig_all: false };
+    let init =
+        QpInit { pd, send_cq, recv_cq, srq: None, qp_type: QpType::Ud, cap, sq_sig_all: false };
     let ud = dev.create_qp(&init).unwrap();
     let refused = dev.connect(now, None, remote, &ConnParam { qpn: ud, ..ConnParam::default() });
     assert_eq!(refused, Err(Error::Invalid(InvalidReason::TypeToConnect)));
@@ -596,7 +597,7 @@ fn a_thousand_connections_leave_nothing() {
         for node in &mut pair.nodes {
             let (pd, send_cq, recv_cq) = (node.pd, node.send_cq, node.recv_cq);
             let (qp_type, cap) = (QpType::Rc, QpCap::default());
-            let init = QpInit { pd, send_cq, recv_cq, qp_type, cap, sq_sig_all: false };
+            let init = QpInit { pd, send_cq, recv_cq, srq: None, qp_type, cap, sq_sig_all: false };
             node.qp = node.dev.create_qp(&init).unwrap();
         }
         let (active, passive) = establish(&mut pair);
@@ -664,7 +665,7 @@ fn a_recorded_request_of_a_kernel() {
     let pd = dev.alloc_pd().unwrap();
     let cq = dev.create_cq(8).unwrap();
     let (qp_type, cap) = (QpType::Rc, QpCap::default());
-    let init = QpInit { pd, send_cq: cq, recv_cq: cq, qp_type, cap, sq_sig_all: false };
+    let init = QpInit { pd, send_cq: cq, recv_cq: cq, srq: None, qp_type, cap, sq_sig_all: false };
     let qpn = dev.create_qp(&init).unwrap();
     dev.accept(now, id, &ConnParam { qpn, ..ConnParam::default() }).unwrap();
     let (state, attr) = dev.query_qp(qpn).unwrap();

@@ -147,6 +147,7 @@ fn a_datagram_that_cannot_be_sent_stops_the_send_queue_alone() {
             pd: node.pd,
             send_cq: node.send_cq,
             recv_cq: node.recv_cq,
+            srq: None,
             qp_type: QpType::Ud,
             cap: QpCap::default(),
             sq_sig_all: true,

@@ -232,7 +232,8 @@ fn use_second_queue_pair(pair: &mut Pair, setup: &Setup) -> (Qpn, Qpn) {
         let node = &mut pair.nodes[side];
         let cap = QpCap { max_send_wr: 16, max_recv_wr: 16, ..QpCap::default() };
         let (pd, send_cq, recv_cq) = (node.pd, node.send_cq, node.recv_cq);
-        let init = QpInit { pd, send_cq, recv_cq, qp_type: QpType::Rc, cap, sq_sig_all: false };
+        let init =
+            QpInit { pd, send_cq, recv_cq, srq: None, qp_type: QpType::Rc, cap, sq_sig_all: false };
         node.qp = node.dev.create_qp(&init).unwrap();
         node.qp
     });

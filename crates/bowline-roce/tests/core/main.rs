@@ -18,5 +18,6 @@ mod loss;
 mod notifications;
 mod overdue;
 mod placed;
+mod shared_receives;
 mod states;
 mod windows;

@@ -296,6 +296,7 @@ fn numbers_are_not_used_again_soon() {
         pd,
         send_cq: cq,
         recv_cq: cq,
+        srq: None,
         qp_type: QpType::Rc,
         cap: QpCap::default(),
         sq_sig_all: true,
@@ -324,7 +325,15 @@ fn limits_hold() {
     let mut dev = Device::new(Config { limits, ..Config::default() }, [0; 32]);
     let (pd, cq) = (dev.alloc_pd().unwrap(), dev.create_cq(1).unwrap());
     let cap = QpCap::default();
-    let init = QpInit { pd, send_cq: cq, recv_cq: cq, qp_type: QpType::Rc, cap, sq_sig_all: true };
+    let init = QpInit {
+        pd,
+        send_cq: cq,
+        recv_cq: cq,
+        srq: None,
+        qp_type: QpType::Rc,
+        cap,
+        sq_sig_all: true,
+    };
     let large = QpInit { cap: QpCap { max_send_sge: 5, ..cap }, ..init };
     assert_eq!(dev.create_qp(&large), Err(Error::Limit(Resource::Sges)));
     dev.create_qp(&init).unwrap();
@@ -348,6 +357,7 @@ fn datagrams_arrive_with_their_header() {
                 pd: node.pd,
                 send_cq: node.send_cq,
                 recv_cq: node.recv_cq,
+                srq: None,
                 qp_type: QpType::Ud,
                 cap: QpCap::default(),
                 sq_sig_all: false,

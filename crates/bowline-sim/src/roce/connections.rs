@@ -630,7 +630,8 @@ fn make(
         max_inline: INLINE,
     };
     let (qp_type, sq_sig_all) = (QpType::Rc, plan.signal_all);
-    let qpn = device.create_qp(&QpInit { pd, send_cq, recv_cq, qp_type, cap, sq_sig_all })?;
+    let qpn =
+        device.create_qp(&QpInit { pd, send_cq, recv_cq, srq: None, qp_type, cap, sq_sig_all })?;
     let all = Access::LOCAL_WRITE
         | Access::REMOTE_WRITE
         | Access::REMOTE_READ

@@ -67,8 +67,15 @@ impl Port {
             max_inline: 0,
         };
         let (qp_type, sq_sig_all) = (QpType::Ud, true);
-        let qpn =
-            device.create_qp(&QpInit { pd, send_cq: cq, recv_cq: cq, qp_type, cap, sq_sig_all })?;
+        let qpn = device.create_qp(&QpInit {
+            pd,
+            send_cq: cq,
+            recv_cq: cq,
+            srq: None,
+            qp_type,
+            cap,
+            sq_sig_all,
+        })?;
         let key = rng.next() as u32 & 0x7fff_ffff;
         let none = QpAttr::default();
         for attr in [

@@ -120,6 +120,7 @@ impl Verbs for Port<'_> {
             pd: pd.unwrap_or(self.own.pd),
             send_cq: self.own.cq,
             recv_cq: self.own.cq,
+            srq: None,
             qp_type: QpType::Rc,
             cap,
             sq_sig_all: false,

@@ -68,7 +68,8 @@ impl Peer {
         let (max_send_wr, max_recv_wr, max_send_sge) = (64, RECEIVES, 1);
         let cap = QpCap { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge: 1, max_inline: 0 };
         let qp_type = QpType::Rc;
-        let init = QpInit { pd, send_cq: cq, recv_cq: cq, qp_type, cap, sq_sig_all: true };
+        let init =
+            QpInit { pd, send_cq: cq, recv_cq: cq, srq: None, qp_type, cap, sq_sig_all: true };
         let qpn = device.create_qp(&init).unwrap();
         let access = Some(Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC);
         let state = Some(QpState::Init);

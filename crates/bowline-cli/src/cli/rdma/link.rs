@@ -127,7 +127,7 @@ impl<'a> Link<'a> {
             ..QpCap::default()
         };
         let (qp_type, sq_sig_all) = (QpType::Rc, true);
-        let init = QpInit { pd, send_cq: cq, recv_cq: cq, qp_type, cap, sq_sig_all };
+        let init = QpInit { pd, send_cq: cq, recv_cq: cq, srq: None, qp_type, cap, sq_sig_all };
         let qpn = device.create_qp(&init)?;
         link.qpn = Some(qpn);
         let (state, access) = (Some(QpState::Init), Some(options.access));

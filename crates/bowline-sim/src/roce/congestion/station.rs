@@ -89,8 +89,15 @@ impl Station {
         let all = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
         let keys = device.reg_mr(pd, &buffer, 0, bytes.max(1), Some(0), all).expect("a region");
         let cap = QpCap { max_send_wr: 1024, ..QpCap::default() };
-        let init =
-            QpInit { pd, send_cq: cq, recv_cq: cq, qp_type: QpType::Rc, cap, sq_sig_all: true };
+        let init = QpInit {
+            pd,
+            send_cq: cq,
+            recv_cq: cq,
+            srq: None,
+            qp_type: QpType::Rc,
+            cap,
+            sq_sig_all: true,
+        };
         let (lanes, entries) = (Vec::new(), Vec::new());
         Self { device, addr, cq, init, buffer, keys, lanes, burst: Burst::new(), entries }
     }

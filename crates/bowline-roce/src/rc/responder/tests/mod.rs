@@ -118,6 +118,8 @@ impl Side {
             qpn: Qpn(0x42),
             counters: &mut self.counters,
             reorder_budget: &self.reorder_budget,
+            shared_receives: None,
+            recv_pd: PD,
             cq: CqId(1),
             done: &mut self.done,
         };
