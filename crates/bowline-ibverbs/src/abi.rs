@@ -10,7 +10,7 @@ use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 
 use bowline_verbs::Sge;
 
-use crate::{address, completion, device, memory, queue_pair};
+use crate::{address, completion, device, memory, queue_pair, shared_receives};
 
 #[cfg(test)]
 mod tests;
@@ -30,6 +30,13 @@ pub(crate) type PostSend = for<'a> extern "C" fn(
 /// `ibv_post_recv`, by which the header calls it.
 pub(crate) type PostRecv = for<'a> extern "C" fn(
     Option<&Qp>,
+    Option<&'a RecvWr<'a>>,
+    Option<&mut *const RecvWr<'a>>,
+) -> c_int;
+
+/// `ibv_post_srq_recv`, by which the header calls it.
+pub(crate) type PostSrqRecv = for<'a> extern "C" fn(
+    Option<&Srq>,
     Option<&'a RecvWr<'a>>,
     Option<&mut *const RecvWr<'a>>,
 ) -> c_int;
@@ -72,7 +79,7 @@ pub(crate) struct ContextOps {
     pub(crate) poll_cq: Option<extern "C" fn(Option<&Cq>, c_int, *mut Wc) -> c_int>,
     pub(crate) req_notify_cq: Option<extern "C" fn(Option<&Cq>, c_int) -> c_int>,
     pub(crate) cq_event_to_destroy_srq: [Unused; 7],
-    pub(crate) post_srq_recv: Unused,
+    pub(crate) post_srq_recv: Option<PostSrqRecv>,
     pub(crate) create_to_destroy_qp: [Unused; 4],
     pub(crate) post_send: Option<PostSend>,
     pub(crate) post_recv: Option<PostRecv>,
@@ -461,6 +468,38 @@ pub(crate) struct Srq {
     pub(crate) mutex: Mutex,
     pub(crate) cond: Cond,
     pub(crate) events_completed: AtomicU32,
+    pub(crate) own: shared_receives::Own,
+}
+
+/// `struct ibv_srq_attr`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct SrqAttr {
+    pub(crate) max_wr: u32,
+    pub(crate) max_sge: u32,
+    pub(crate) srq_limit: u32,
+}
+
+/// `struct ibv_srq_init_attr`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct SrqInitAttr {
+    pub(crate) srq_context: *mut c_void,
+    pub(crate) attr: SrqAttr,
+}
+
+/// `struct ibv_srq_init_attr_ex`, which begins with what [`SrqInitAttr`] has.
+#[derive(Debug)]
+#[repr(C)]
+pub(crate) struct SrqInitAttrEx {
+    pub(crate) srq_context: *mut c_void,
+    pub(crate) attr: SrqAttr,
+    pub(crate) comp_mask: u32,
+    pub(crate) srq_type: c_uint,
+    pub(crate) pd: *const Pd,
+    pub(crate) xrcd: *const c_void,
+    pub(crate) cq: *const Cq,
+    pub(crate) tm_cap: [u32; 2],
 }
 
 /// `struct ibv_qp_ex`, which begins as `struct ibv_qp`, and what this library keeps for it.
@@ -681,7 +720,8 @@ pub(crate) struct RecvWr<'a> {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(crate) struct AsyncEvent {
-    /// Address of the queue pair or completion queue, or the number of the port.
+    /// Address of the queue pair, completion queue or shared receive queue, or the number of the
+    /// port.
     pub(crate) element: usize,
     /// `enum ibv_event_type`.
     pub(crate) event_type: c_uint,

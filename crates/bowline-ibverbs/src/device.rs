@@ -16,7 +16,7 @@ use bowline_roce_driver::{
 };
 use bowline_verbs::{AsyncEvent, CmEvent, CqId, Device as _, DeviceAttr};
 
-use crate::abi::{self, Context, ContextOps, Cq, Device, Gid, Qp, VerbsContext};
+use crate::abi::{self, Context, ContextOps, Cq, Device, Gid, Qp, Srq, VerbsContext};
 use crate::cm::{self, abi::CmId};
 use crate::events::{Events, Unacknowledged, lock};
 use crate::{completion, memory, post, query, queue_pair};
@@ -45,6 +45,8 @@ mod event {
     pub(super) const COMM_EST: u32 = 4;
     pub(super) const SQ_DRAINED: u32 = 5;
     pub(super) const DEVICE_FATAL: u32 = 8;
+    pub(super) const SRQ_LIMIT_REACHED: u32 = 15;
+    pub(super) const QP_LAST_WQE_REACHED: u32 = 16;
 }
 
 /// An entry of the table of GIDs.
@@ -97,6 +99,7 @@ impl<T> Handle<T> {
 pub(crate) struct Objects {
     pub(crate) qps: HashMap<u32, Handle<Qp>>,
     pub(crate) cqs: HashMap<u32, Handle<Cq>>,
+    pub(crate) srqs: HashMap<u32, Handle<Srq>>,
     contexts: Vec<Handle<Context>>,
     /// Ids of connections and listeners.
     pub(crate) ids: HashMap<u32, Handle<CmId>>,
@@ -128,6 +131,12 @@ impl Watch for Live {
             AsyncEvent::QpFatal(of) => qp(of.0, event::QP_FATAL),
             AsyncEvent::CommEstablished(of) => qp(of.0, event::COMM_EST),
             AsyncEvent::SqDrained(of) => qp(of.0, event::SQ_DRAINED),
+            AsyncEvent::LastWqeReached(of) => qp(of.0, event::QP_LAST_WQE_REACHED),
+            AsyncEvent::SrqLimitReached(of) => objects.srqs.get(&of.0).map(|srq| {
+                let element = srq.0 as usize;
+                let event = abi::AsyncEvent { element, event_type: event::SRQ_LIMIT_REACHED };
+                (srq.get(&objects).context, event)
+            }),
             AsyncEvent::CqError(of) => objects.cqs.get(&of.0).map(|cq| {
                 let element = cq.0 as usize;
                 let event = abi::AsyncEvent { element, event_type: event::CQ_ERR };
@@ -144,9 +153,10 @@ impl Watch for Live {
             match for_one {
                 Some((of, event)) if ptr::eq(of, context.0) => {
                     match element(&event) {
-                        Ok(qp) => qp.own.unacknowledged.add(),
-                        Err(Some(cq)) => cq.own.unacknowledged.add(),
-                        Err(None) => {}
+                        Element::Qp(qp) => qp.own.unacknowledged.add(),
+                        Element::Cq(cq) => cq.own.unacknowledged.add(),
+                        Element::Srq(srq) => srq.own.unacknowledged.add(),
+                        Element::Device => {}
                     }
                     events.push(event);
                 }
@@ -429,7 +439,7 @@ fn operations() -> ContextOps {
         poll_cq: Some(completion::poll_cq),
         req_notify_cq: Some(completion::req_notify_cq),
         cq_event_to_destroy_srq: [unused; 7],
-        post_srq_recv: unused,
+        post_srq_recv: Some(post::post_srq_recv),
         create_to_destroy_qp: [unused; 4],
         post_send: Some(post::post_send),
         post_recv: Some(post::post_recv),
@@ -476,18 +486,31 @@ pub(crate) fn end_events(context: &Own, element: usize, unacknowledged: &Unackno
     unacknowledged.wait_for_all();
 }
 
-/// The object that an event is about; neither: the port or the device.
-fn element(event: &abi::AsyncEvent) -> Result<&Qp, Option<&Cq>> {
+/// What an event is about.
+enum Element<'a> {
+    Qp(&'a Qp),
+    Cq(&'a Cq),
+    Srq(&'a Srq),
+    /// The device or its port.
+    Device,
+}
+
+/// Returns the object that an event is about.
+fn element(event: &abi::AsyncEvent) -> Element<'_> {
     let element = event.element;
     match event.event_type {
-        event::QP_FATAL | event::COMM_EST | event::SQ_DRAINED => {
+        event::QP_FATAL | event::COMM_EST | event::SQ_DRAINED | event::QP_LAST_WQE_REACHED => {
             // SAFETY: it was put into the event as the address of a queue pair, which waits with
             // its end until the event is acknowledged.
-            Ok(unsafe { &*ptr::with_exposed_provenance(element) })
+            Element::Qp(unsafe { &*ptr::with_exposed_provenance(element) })
         }
         // SAFETY: as above, of a completion queue.
-        event::CQ_ERR => Err(Some(unsafe { &*ptr::with_exposed_provenance(element) })),
-        _ => Err(None),
+        event::CQ_ERR => Element::Cq(unsafe { &*ptr::with_exposed_provenance(element) }),
+        event::SRQ_LIMIT_REACHED => {
+            // SAFETY: as above, of a shared receive queue.
+            Element::Srq(unsafe { &*ptr::with_exposed_provenance(element) })
+        }
+        _ => Element::Device,
     }
 }
 
@@ -518,14 +541,18 @@ extern "C" fn ibv_ack_async_event(event: Option<&abi::AsyncEvent>) {
 
     let Some(event) = event else { return };
     match element(event) {
-        Ok(qp) => {
+        Element::Qp(qp) => {
             qp.events_completed.fetch_add(1, Relaxed);
             qp.own.unacknowledged.acknowledge(1);
         }
-        Err(Some(cq)) => {
+        Element::Cq(cq) => {
             cq.async_events_completed.fetch_add(1, Relaxed);
             cq.own.unacknowledged.acknowledge(1);
         }
-        Err(None) => {}
+        Element::Srq(srq) => {
+            srq.events_completed.fetch_add(1, Relaxed);
+            srq.own.unacknowledged.acknowledge(1);
+        }
+        Element::Device => {}
     }
 }

@@ -27,6 +27,7 @@ mod query;
 mod queue_pair;
 mod refused;
 mod requests;
+mod shared_receives;
 mod vendors;
 
 use core::ffi::c_int;

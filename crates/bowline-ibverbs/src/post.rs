@@ -3,9 +3,9 @@
 use core::ffi::{c_int, c_uint};
 use core::{ptr, slice};
 
-use bowline_verbs::{Device as _, Remote, SendFlags, SendOp, Sge, UdDest};
+use bowline_verbs::{Device as _, Error, Remote, SendFlags, SendOp, Sge, UdDest};
 
-use crate::abi::{self, Ah, Qp};
+use crate::abi::{self, Ah, Qp, Srq};
 use crate::memory;
 use crate::{failed, fails};
 
@@ -174,28 +174,43 @@ pub(crate) extern "C" fn post_send<'a>(
     }
 }
 
-pub(crate) extern "C" fn post_recv<'a>(
-    qp: Option<&Qp>,
+/// Posts a list of receives, one by one.
+fn post_receives<'a>(
     wr: Option<&'a abi::RecvWr<'a>>,
-    mut bad: Option<&mut *const abi::RecvWr<'a>>,
+    bad: Option<&mut *const abi::RecvWr<'a>>,
+    post: impl Fn(&[bowline_verbs::RecvWr<'_>; FEW]) -> Result<(), (usize, Error)>,
 ) -> c_int {
-    let Some(qp) = qp else { return fails(libc::EINVAL) };
     for wr in core::iter::successors(wr, |wr| wr.next) {
         // SAFETY: as C has it.
         let sges = unsafe { list(wr.sg_list, wr.num_sge) };
-        let posted = sges.map(|sges| {
-            let one = [bowline_verbs::RecvWr { id: wr.wr_id, sges }; FEW];
-            qp.own.opened.soft.post_recv(qp.own.qpn, &one)
-        });
+        let posted = sges.map(|sges| post(&[bowline_verbs::RecvWr { id: wr.wr_id, sges }; FEW]));
         let errno = match posted {
             Some(Ok(())) => continue,
             Some(Err((_, error))) => failed(&error),
             None => fails(libc::EINVAL),
         };
-        if let Some(bad) = &mut bad {
-            **bad = wr;
+        if let Some(bad) = bad {
+            *bad = wr;
         }
         return errno;
     }
     0
+}
+
+pub(crate) extern "C" fn post_recv<'a>(
+    qp: Option<&Qp>,
+    wr: Option<&'a abi::RecvWr<'a>>,
+    bad: Option<&mut *const abi::RecvWr<'a>>,
+) -> c_int {
+    let Some(qp) = qp else { return fails(libc::EINVAL) };
+    post_receives(wr, bad, |one| qp.own.opened.soft.post_recv(qp.own.qpn, one))
+}
+
+pub(crate) extern "C" fn post_srq_recv<'a>(
+    srq: Option<&Srq>,
+    wr: Option<&'a abi::RecvWr<'a>>,
+    bad: Option<&mut *const abi::RecvWr<'a>>,
+) -> c_int {
+    let Some(srq) = srq else { return fails(libc::EINVAL) };
+    post_receives(wr, bad, |one| srq.own.opened.soft.post_srq_recv(srq.own.id, one))
 }

@@ -13,6 +13,7 @@ use crate::fails;
 /// `enum ibv_device_cap_flags`.
 const CURR_QP_STATE_MOD: u32 = 1 << 7;
 const RC_RNR_NAK_GEN: u32 = 1 << 12;
+const SRQ_RESIZE: u32 = 1 << 13;
 const MEM_WINDOW: u32 = 1 << 17;
 const MEM_MGT_EXTENSIONS: u32 = 1 << 21;
 const MEM_WINDOW_TYPE_2B: u32 = 1 << 24;
@@ -47,6 +48,7 @@ fn number(n: usize) -> c_int {
 
 fn attr(of: &Attr) -> DeviceAttr {
     let windows = if of.max_mw > 0 { MEM_WINDOW | MEM_WINDOW_TYPE_2B } else { 0 };
+    let shared_receives = if of.max_srq > 0 { SRQ_RESIZE } else { 0 };
     let registration = if of.fast_registration { MEM_MGT_EXTENSIONS } else { 0 };
     DeviceAttr {
         fw_ver: text(env!("CARGO_PKG_VERSION")),
@@ -59,7 +61,11 @@ fn attr(of: &Attr) -> DeviceAttr {
         hw_ver: 0,
         max_qp: number(of.max_qp),
         max_qp_wr: number(of.max_qp_wr),
-        device_cap_flags: CURR_QP_STATE_MOD | RC_RNR_NAK_GEN | windows | registration,
+        device_cap_flags: CURR_QP_STATE_MOD
+            | RC_RNR_NAK_GEN
+            | windows
+            | shared_receives
+            | registration,
         max_sge: number(of.max_sge),
         max_sge_rd: number(of.max_sge),
         max_cq: number(of.max_cq),
@@ -83,9 +89,9 @@ fn attr(of: &Attr) -> DeviceAttr {
         max_ah: c_int::MAX,
         max_fmr: 0,
         max_map_per_fmr: 0,
-        max_srq: 0,
-        max_srq_wr: 0,
-        max_srq_sge: 0,
+        max_srq: number(of.max_srq),
+        max_srq_wr: number(of.max_srq_wr),
+        max_srq_sge: number(of.max_srq_sge),
         max_pkeys: 1,
         local_ca_ack_delay: 15,
         phys_port_cnt: 1,

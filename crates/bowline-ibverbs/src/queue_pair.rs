@@ -81,20 +81,21 @@ fn create(pd: &Pd, attr: &mut QpInitAttr<'_>) -> *mut Qp {
         QPT_UD => QpType::Ud,
         _ => return none(libc::EOPNOTSUPP),
     };
-    if attr.srq.is_some() {
-        return none(libc::EOPNOTSUPP);
-    }
     let opened = &pd.own.opened;
     let cap = &mut attr.cap;
     // Programs that ask for none use what they get.
     cap.max_inline_data = cap.max_inline_data.max(INLINE_MIN);
+    if attr.srq.is_some() {
+        // It has no receives of its own.
+        (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
+    }
     let cap = *cap;
     let size = |n: u32| n as usize;
     let init = bowline_verbs::QpInit {
         pd: pd.own.id,
         send_cq: send_cq.own.id,
         recv_cq: recv_cq.own.id,
-        srq: None,
+        srq: attr.srq.map(|srq| srq.own.id),
         qp_type,
         cap: bowline_verbs::QpCap {
             max_send_wr: size(cap.max_send_wr),
@@ -125,7 +126,7 @@ fn create(pd: &Pd, attr: &mut QpInitAttr<'_>) -> *mut Qp {
         pd,
         send_cq,
         recv_cq,
-        srq: ptr::null(),
+        srq: attr.srq.map_or(ptr::null(), ptr::from_ref),
         handle: qpn.0,
         qp_num: qpn.0,
         state: AtomicU32::new(QpState::Reset as u32),
@@ -409,7 +410,8 @@ extern "C" fn ibv_query_qp(
         send_cq: unsafe { qp.send_cq.as_ref() },
         // SAFETY: as above.
         recv_cq: unsafe { qp.recv_cq.as_ref() },
-        srq: None,
+        // SAFETY: as above.
+        srq: unsafe { qp.srq.as_ref() },
         cap: qp.own.cap,
         qp_type: qp.qp_type,
         sq_sig_all: qp.own.sq_sig_all.into(),

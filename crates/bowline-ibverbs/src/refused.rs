@@ -2,8 +2,8 @@
 
 use core::ffi::{c_int, c_void};
 
-use crate::abi::{Context, Pd, Srq};
-use crate::{fails, none};
+use crate::abi::Context;
+use crate::none;
 
 /// `IBV_FORK_UNNEEDED`: memory is not the device's, so that a child may have its own copy.
 const FORK_UNNEEDED: c_int = 2;
@@ -31,24 +31,4 @@ extern "C" fn ibv_dofork_range(_base: *mut c_void, _size: usize) -> c_int {
 #[unsafe(no_mangle)]
 extern "C" fn ibv_import_device(_fd: c_int) -> *mut Context {
     none(libc::EOPNOTSUPP)
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn ibv_create_srq(_pd: Option<&Pd>, _attr: *mut c_void) -> *mut Srq {
-    none(libc::EOPNOTSUPP)
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn ibv_modify_srq(_srq: Option<&Srq>, _attr: *mut c_void, _given: c_int) -> c_int {
-    fails(libc::EOPNOTSUPP)
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn ibv_query_srq(_srq: Option<&Srq>, _attr: *mut c_void) -> c_int {
-    fails(libc::EOPNOTSUPP)
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn ibv_destroy_srq(_srq: Option<&Srq>) -> c_int {
-    fails(libc::EOPNOTSUPP)
 }

@@ -56,7 +56,9 @@ fn structures_are_those_of_the_headers() {
         AhAttr = "ibv_ah_attr",
         CqInitAttrEx<'_> = "ibv_cq_init_attr_ex",
         Wc = "ibv_wc",
-        Srq = "ibv_srq",
+        SrqAttr = "ibv_srq_attr",
+        SrqInitAttr = "ibv_srq_init_attr",
+        SrqInitAttrEx = "ibv_srq_init_attr_ex",
         DataBuf = "ibv_data_buf",
         QpCap = "ibv_qp_cap",
         QpInitAttr<'_> = "ibv_qp_init_attr",
@@ -76,6 +78,7 @@ fn structures_are_those_of_the_headers() {
         Ah = "ibv_ah",
         CompChannel = "ibv_comp_channel",
         Cq = "ibv_cq_ex",
+        Srq = "ibv_srq",
         Qp = "ibv_qp_ex",
     }
     fields! {
@@ -137,6 +140,10 @@ fn structures_are_those_of_the_headers() {
         Wc = "ibv_wc": wr_id, status, opcode, vendor_err, byte_len, imm_or_key = "imm_data",
             qp_num, src_qp, wc_flags, pkey_index, slid, sl, dlid_path_bits;
         Srq = "ibv_srq": context, srq_context, pd, handle, mutex, cond, events_completed;
+        SrqAttr = "ibv_srq_attr": max_wr, max_sge, srq_limit;
+        SrqInitAttr = "ibv_srq_init_attr": srq_context, attr;
+        SrqInitAttrEx = "ibv_srq_init_attr_ex": srq_context, attr, comp_mask, srq_type, pd, xrcd,
+            cq, tm_cap;
         Qp = "ibv_qp_ex": context = "qp_base.context", qp_context = "qp_base.qp_context",
             pd = "qp_base.pd", send_cq = "qp_base.send_cq", recv_cq = "qp_base.recv_cq",
             srq = "qp_base.srq", handle = "qp_base.handle", qp_num = "qp_base.qp_num",

@@ -134,12 +134,13 @@ extern "C" fn rdma_get_request(listen: Option<&CmId>, out: Option<&mut *const Cm
         return -1;
     }
     let request_qp = lock(&listen.own.state).request_qp;
-    if let Some(ListenerQp { cap, qp_type, sq_sig_all }) = request_qp {
+    if let Some(ListenerQp { cap, qp_type, sq_sig_all, srq }) = request_qp {
         let mut attr = QpInitAttr {
             qp_context: ptr::null_mut(),
             send_cq: None,
             recv_cq: None,
-            srq: None,
+            // SAFETY: a shared receive queue is not destroyed before the endpoints made with it.
+            srq: srq.map(|srq| unsafe { &*srq.0 }),
             cap,
             qp_type,
             sq_sig_all,

@@ -16,6 +16,7 @@ use super::events::{
     rdma_get_cm_event, replay,
 };
 use super::queue_pairs::{self, ListenerQp};
+use super::shared_receives;
 use crate::abi::{Context, Pd, Qp};
 use crate::device::{self, Handle, Opened, first, ibv_open_device};
 use crate::events::{Unacknowledged, lock};
@@ -481,12 +482,13 @@ extern "C" fn rdma_free_devices(list: *mut *const Context) {
     }
 }
 
-/// Destroys an id and its queue pair.
+/// Destroys an id, its queue pair and its shared receive queue.
 #[unsafe(no_mangle)]
 extern "C" fn rdma_destroy_ep(id: *mut CmId) {
     // SAFETY: null or made here.
     if let Some(at) = unsafe { id.as_ref() } {
         queue_pairs::destroy(at);
+        shared_receives::destroy(at);
         rdma_destroy_id(id);
     }
 }

@@ -9,6 +9,7 @@ use super::ids::{
 };
 use super::queue_pairs::{ListenerQp, rdma_create_qp};
 use crate::abi::{Pd, QpInitAttr};
+use crate::device::Handle;
 use crate::events::lock;
 use crate::{fails, made};
 
@@ -147,8 +148,10 @@ extern "C" fn rdma_create_ep(
     let result = if of.ai_flags & PASSIVE != 0 {
         let bound = rdma_bind_addr(Some(new), of.ai_src_addr);
         if let Some(attr) = attr {
-            let QpInitAttr { cap, sq_sig_all, .. } = *attr;
-            lock(&new.own.state).request_qp = Some(ListenerQp { cap, qp_type, sq_sig_all });
+            let QpInitAttr { cap, sq_sig_all, srq, .. } = *attr;
+            let srq = srq.map(|srq| Handle(ptr::from_ref(srq)));
+            let wanted = ListenerQp { cap, qp_type, sq_sig_all, srq };
+            lock(&new.own.state).request_qp = Some(wanted);
         }
         if !pd.is_null() {
             new.pd.set(pd);

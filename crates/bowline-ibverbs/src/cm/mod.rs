@@ -17,6 +17,7 @@ mod ids;
 mod lookup;
 mod queue_pairs;
 mod refused;
+mod shared_receives;
 
 pub(crate) use events::{report, report_removal};
 pub(crate) use ids::release;

@@ -7,10 +7,11 @@ use bowline_verbs::{Access, Device as _, QpState};
 
 use super::abi::CmId;
 use super::ids::refuse;
-use crate::abi::{CompChannel, Cq, Pd, Qp, QpCap, QpInitAttr, QpInitAttrEx};
+use crate::abi::{CompChannel, Cq, Pd, Qp, QpCap, QpInitAttr, QpInitAttrEx, Srq};
 use crate::completion::{
     ibv_create_comp_channel, ibv_create_cq, ibv_destroy_comp_channel, ibv_destroy_cq,
 };
+use crate::device::Handle;
 use crate::queue_pair::{create_qp_ex, ibv_create_qp, ibv_destroy_qp};
 
 /// What the queue pairs of a listener's requests are to be like.
@@ -19,10 +20,8 @@ pub(super) struct ListenerQp {
     pub(super) cap: QpCap,
     pub(super) qp_type: c_uint,
     pub(super) sq_sig_all: c_int,
+    pub(super) srq: Option<Handle<Srq>>,
 }
-
-// SAFETY: numbers.
-unsafe impl Send for ListenerQp {}
 
 /// A queue for completions with a channel of its own.
 fn queue(id: &CmId, depth: u32) -> Option<(*mut CompChannel, *mut Cq)> {
@@ -116,9 +115,12 @@ pub(super) extern "C" fn rdma_create_qp(
     let send_cq = unsafe { id.send_cq.get().as_ref() };
     // SAFETY: as above.
     let recv_cq = unsafe { id.recv_cq.get().as_ref() };
+    // SAFETY: null or made for this id.
+    let srq = unsafe { id.srq.get().as_ref() };
     let mut whole = QpInitAttr {
         send_cq: attr.send_cq.or(send_cq),
         recv_cq: attr.recv_cq.or(recv_cq),
+        srq: attr.srq.or(srq),
         ..*attr
     };
     id.send_cq.set(whole.send_cq.map_or(ptr::null_mut(), |cq| ptr::from_ref(cq).cast_mut()));
@@ -152,6 +154,8 @@ extern "C" fn rdma_create_qp_ex(id: Option<&CmId>, attr: Option<&mut QpInitAttrE
     let recv_cq = unsafe { id.recv_cq.get().as_ref() };
     attr.send_cq = attr.send_cq.or(send_cq);
     attr.recv_cq = attr.recv_cq.or(recv_cq);
+    // SAFETY: null or made for this id.
+    attr.srq = attr.srq.or(unsafe { id.srq.get().as_ref() });
     // SAFETY: the context of all ids.
     let context = unsafe { id.verbs.get().as_ref() };
     let qp = create_qp_ex(context, Some(attr));

@@ -1,7 +1,7 @@
-//! Calls for what connections here do not have: datagrams with their groups, shared receive queues,
-//! queue pairs that a program leads through its states, and sockets over RDMA.
+//! Calls for what connections here do not have: datagrams with their groups, queue pairs that a
+//! program leads through its states, and sockets over RDMA.
 
-use core::ffi::{c_int, c_void};
+use core::ffi::c_int;
 
 use super::ids::refuse;
 
@@ -17,8 +17,6 @@ macro_rules! refused {
 }
 
 refused! {
-    rdma_create_srq,
-    rdma_create_srq_ex,
     rdma_join_multicast,
     rdma_join_multicast_ex,
     rdma_leave_multicast,
@@ -68,6 +66,3 @@ refused_long! {
     riomap,
     riowrite,
 }
-
-#[unsafe(no_mangle)]
-extern "C" fn rdma_destroy_srq(_id: *mut c_void) {}

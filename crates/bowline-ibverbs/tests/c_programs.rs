@@ -1,0 +1,54 @@
+//! Programs of C in `tests/c`, built with the installed headers and run with this library.
+
+use std::env;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::PathBuf;
+use std::process::Command;
+
+use bowline_testkit::skipped;
+
+/// A folder with the library under both of its names and with a program, removed at the end.
+struct Folder(PathBuf);
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Builds a program and runs it at an address; the test is reported as skipped where it cannot be
+/// built.
+fn run(name: &str, addr: &str) {
+    let folder = Folder(env::temp_dir().join(format!("bowline-{name}-{}", std::process::id())));
+    fs::create_dir(&folder.0).unwrap();
+    for name in ["libibverbs.so.1", "librdmacm.so.1"] {
+        symlink(env!("CARGO_BIN_EXE_bowline-ibverbs"), folder.0.join(name)).unwrap();
+    }
+    let source = format!("{}/tests/c/{name}.c", env!("CARGO_MANIFEST_DIR"));
+    let program = folder.0.join(name);
+    let gcc = Command::new("gcc")
+        .args(["-Wall", "-o"])
+        .arg(&program)
+        .args([&source, "-lrdmacm", "-libverbs"])
+        .output();
+    let Ok(gcc) = gcc else { return skipped::without("gcc") };
+    let said = String::from_utf8_lossy(&gcc.stderr);
+    if !gcc.status.success() && (said.contains("No such file") || said.contains("cannot find -l")) {
+        return skipped::because("no headers of verbs; install libibverbs-dev and librdmacm-dev");
+    }
+    assert!(gcc.status.success() && said.is_empty(), "{said}");
+    let ran = Command::new(&program)
+        .arg(addr)
+        .env("LD_LIBRARY_PATH", &folder.0)
+        .env("BOWLINE_VERBS_ADDRS", addr)
+        .output()
+        .unwrap();
+    let said = [&ran.stdout[..], &ran.stderr].concat();
+    assert!(ran.status.success(), "{}: {}", ran.status, String::from_utf8_lossy(&said));
+}
+
+#[test]
+fn shared_receive_queues_are_as_the_manual_says() {
+    run("shared_receives", "127.81.6.1");
+}
