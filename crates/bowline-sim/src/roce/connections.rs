@@ -2,9 +2,9 @@
 
 use bowline_roce::Device;
 use bowline_verbs::{
-    Access, AddressVector, CmEvent, CmId, ConnParam, ConnRequest, Error, MrKeys, MwType, Object,
-    QpAttr, QpCap, QpInit, QpState, QpType, RecvWr, RejectReason, SendFlags, SendOp, SendWr,
-    WcOpcode,
+    Access, AddressVector, CmEvent, CmId, ConnParam, ConnRequest, Error, InvalidReason, MrKeys,
+    MwType, Object, QpAttr, QpCap, QpInit, QpState, QpType, Qpn, RecvWr, RejectReason, SendFlags,
+    SendOp, SendWr, SrqId, SrqInit, WcOpcode,
 };
 
 use super::app::{INLINE, SGES};
@@ -12,8 +12,10 @@ use super::host::PORT;
 use super::memory::{Memory, Purpose, fill};
 use super::oracle::{self, note_cause};
 use super::plan::ConnPlan;
-use super::reach::{self, Link, Step};
-use super::side::{CmEventsSeen, FailureCauses, Fast, Receive, Request, Side, SideId, Stage};
+use super::reach::{self, Link, SharedRow, Step};
+use super::side::{
+    CmEventsSeen, FailureCauses, Fast, Receive, Request, SharedReceives, Side, SideId, Stage,
+};
 use super::world::{Event, World};
 use crate::engine::queue::MS;
 use crate::engine::rng::mix;
@@ -549,7 +551,10 @@ impl World {
         let mut request = Request::new(number, WcOpcode::Send);
         (request.signalled, request.must_fail) = (true, true);
         side.requests.push_back(request);
-        side.receives.push_back(Receive { number: last, area: 0, pieces: Vec::new(), len: 0 });
+        let is_shared = side.shared_receives.is_some();
+        if !is_shared {
+            side.receives.push_back(Receive { number: last, area: 0, pieces: Vec::new(), len: 0 });
+        }
         let (host, qpn, now) = (side.host, side.qpn, self.instant());
         let Some(device) = &mut self.hosts[host].device else { return };
         let marker = SendWr {
@@ -561,16 +566,78 @@ impl World {
         };
         let sent = device.post_send(now, qpn, &[marker]).map_err(|(_, e)| e);
         let received = device.post_recv(now, qpn, &[RecvWr { id: last, sges: &[] }]);
+        let received = match received {
+            // There the device reports the last receive [SRQ-5].
+            Err((0, Error::Invalid(InvalidReason::SharedReceives))) if is_shared => Ok(()),
+            received => received,
+        };
         let result = sent.and(received.map_err(|(_, e)| e));
         self.judge(result.map_err(|e| format!("side {id}: a queue in error refused: {e}")));
+    }
+
+    /// Handles a report that a shared receive queue has fewer receives than its limit.
+    pub(crate) fn limit_reached(&mut self, host: usize, srq: SrqId) {
+        let boot = self.hosts[host].boot;
+        let side = self.sides.iter_mut().find(|side| {
+            (side.host, side.boot) == (host, boot)
+                && side.stage < Stage::Gone
+                && side.shared_receives.is_some_and(|shared| shared.srq == srq)
+        });
+        // The side may have gone by now.
+        let Some(shared) = side.and_then(|side| side.shared_receives.as_mut()) else { return };
+        let limit = std::mem::take(&mut shared.limit);
+        reach::shared(&mut self.coverage, SharedRow::LimitReached);
+        if limit == 0 {
+            self.fail(|| format!("host {host}: {srq:?} has no limit, and one is reported"));
+        }
+    }
+
+    /// Handles a report that a queue pair takes no shared receive any more.
+    pub(crate) fn last_receive(&mut self, host: usize, qpn: Qpn) {
+        let boot = self.hosts[host].boot;
+        let found = self.sides.iter().position(|side| {
+            (side.host, side.boot, side.qpn) == (host, boot, qpn) && side.stage < Stage::Gone
+        });
+        // The side may have gone by now.
+        let Some(id) = found else { return };
+        let Some(shared) = &mut self.sides[id].shared_receives else {
+            return self.fail(|| format!("side {id} shares no receives, and has a last one"));
+        };
+        if std::mem::replace(&mut shared.is_reported, true) {
+            return self.fail(|| format!("side {id} has two last receives"));
+        }
+        // The completion of that receive is there by now.
+        self.schedule_look(id);
     }
 
     /// Destroys a side whose queues are flushed.
     pub(crate) fn try_destroy(&mut self, id: SideId) {
         let side = &mut self.sides[id];
-        if side.stage != Stage::Ending || !side.requests.is_empty() || !side.receives.is_empty() {
+        let is_flushed = match &side.shared_receives {
+            Some(shared) => shared.is_last,
+            None => side.receives.is_empty(),
+        };
+        if side.stage != Stage::Ending || !side.requests.is_empty() || !is_flushed {
             return;
         }
+        if let Some(shared) = side.shared_receives {
+            let left = side.receives.len();
+            // What is left in the queue completes for nobody.
+            side.receives.clear();
+            if left < shared.limit {
+                self.fail(|| {
+                    format!(
+                        "side {id}: {left} receives are left, which is not reported: {shared:?}"
+                    )
+                });
+                return;
+            }
+            reach::shared(
+                &mut self.coverage,
+                if left > 0 { SharedRow::Left } else { SharedRow::Used },
+            );
+        }
+        let side = &mut self.sides[id];
         side.stage = Stage::Drained;
         self.note([24, id as u64, 0], || format!("side {id} is flushed"));
         let result = oracle::drained(&mut self.sides, id);
@@ -630,8 +697,13 @@ fn make(
         max_inline: INLINE,
     };
     let (qp_type, sq_sig_all) = (QpType::Rc, plan.signal_all);
-    let qpn =
-        device.create_qp(&QpInit { pd, send_cq, recv_cq, srq: None, qp_type, cap, sq_sig_all })?;
+    let srq = match plan.shared_receives {
+        true => Some(device.create_srq(&SrqInit { pd, max_wr: plan.recv_depth, max_sge: SGES })?),
+        false => None,
+    };
+    let qpn = device.create_qp(&QpInit { pd, send_cq, recv_cq, srq, qp_type, cap, sq_sig_all })?;
+    let shared_receives =
+        srq.map(|srq| SharedReceives { srq, limit: 0, is_reported: false, is_last: false });
     let all = Access::LOCAL_WRITE
         | Access::REMOTE_WRITE
         | Access::REMOTE_READ
@@ -654,10 +726,11 @@ fn make(
         let under = region(&[Purpose::Fast], Access::LOCAL_WRITE | Access::MW_BIND)?;
         let key = device.alloc_mw(pd, MwType::Type2)?;
         let fast = MrKeys { lkey: key, rkey: key };
-        return Ok(Side::new(memory, iova, names, regions, fast, Some(under)));
+        let side = Side::new(memory, iova, names, regions, fast, Some(under));
+        return Ok(Side { shared_receives, ..side });
     }
     let fast: MrKeys = device.alloc_mr(pd)?;
-    Ok(Side::new(memory, iova, names, regions, fast, None))
+    Ok(Side { shared_receives, ..Side::new(memory, iova, names, regions, fast, None) })
 }
 
 /// Removes all objects of a side from a device.
@@ -665,7 +738,14 @@ fn remove(device: &mut Device, now: bowline_roce::Instant, side: &Side) -> Resul
     if let Some(cm) = side.id {
         device.destroy_id(now, cm)?;
     }
-    device.destroy_qp(side.qpn)?;
+    if let Some(SharedReceives { srq, .. }) = side.shared_receives {
+        // The queue stays while the queue pair is there; if it did not, it would be missed below.
+        let _ = device.destroy_srq(srq);
+        device.destroy_qp(side.qpn)?;
+        device.destroy_srq(srq)?;
+    } else {
+        device.destroy_qp(side.qpn)?;
+    }
     device.destroy_cq(side.send_cq)?;
     if side.recv_cq != side.send_cq {
         device.destroy_cq(side.recv_cq)?;

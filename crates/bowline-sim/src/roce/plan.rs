@@ -181,6 +181,9 @@ pub(crate) struct ConnPlan {
     /// Longest time in nanoseconds between RTR and RTS, if there is no connection manager.
     #[serde(default)]
     pub(crate) slowly: u64,
+    /// Each side takes its receives from a shared receive queue.
+    #[serde(default)]
+    pub(crate) shared_receives: bool,
     /// Time in nanoseconds after which a region is removed although it is in use.
     pub(crate) deregister_after: Option<u64>,
 }
@@ -293,6 +296,14 @@ impl Plan {
         plan
     }
 
+    /// Draws which connections have shared receive queues. `rng` is not that of the rest, so that
+    /// seeds without any run as they did before there were such queues.
+    pub(crate) fn draw_shared_receives(&mut self, rng: &mut Rng) {
+        if rng.chance(300) {
+            self.conns.iter_mut().for_each(|conn| conn.shared_receives = rng.chance(500));
+        }
+    }
+
     /// Tells whether a peer may be given up although it is alive.
     pub(crate) fn hard_network(&self) -> bool {
         self.net.loss >= 50
@@ -387,6 +398,7 @@ impl Plan {
             misregister: if misuse { rng.pick(&[0, 200, 1000]) } else { 0 },
             slowly: rng.pick(&[0, 0, 20 * US, 5 * MS]),
             abrupt: ends != [None, None] && rng.chance(300),
+            shared_receives: false,
             deregister_after: (misuse && rng.chance(200)).then(|| rng.magnitude(US, 5 * MS)),
         }
     }

@@ -202,6 +202,7 @@ pub(super) fn declare(coverage: &mut Coverage) {
     coverage.declare("network", &cells[..NETWORK_EFFECT_CELLS - 1]);
     FAULTS.iter().for_each(|row| coverage.declare("fault", row));
     coverage.declare("queue pair", QUEUE_PAIRS);
+    coverage.declare("shared receive queue", SharedRow::NAMES);
     // A connection request that outlives its listener comes once in many thousands of seeds.
     let all = CONNECTIONS.iter().filter(|name| **name != "asked of a dead program");
     all.for_each(|name| coverage.declare("connection", &[*name]));
@@ -395,6 +396,20 @@ pub(super) fn count_fault<'a>(
     if !any {
         coverage.hit("fault", FAULTS[fault as usize][0]);
     }
+}
+
+named! {
+    /// What happens to shared receive queues.
+    pub(crate) enum SharedRow {
+        LimitReached = "limit reached",
+        Left = "destroyed with receives",
+        Used = "destroyed without receives",
+    }
+}
+
+/// Counts what happens to a shared receive queue.
+pub(super) fn shared(coverage: &mut Coverage, what: SharedRow) {
+    coverage.hit("shared receive queue", what.name());
 }
 
 /// A change of a queue pair.

@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use bowline_verbs::{CmId, CqId, MrKeys, PdId, Qpn, Status, WcOpcode};
+use bowline_verbs::{CmId, CqId, MrKeys, PdId, Qpn, SrqId, Status, WcOpcode};
 
 use super::connections::Linger;
 use super::memory::{AreaId, Memory, Pieces};
@@ -206,6 +206,18 @@ pub(crate) struct CmEventsSeen {
     pub(crate) timewait_exit: bool,
 }
 
+/// The shared receive queue of a side.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SharedReceives {
+    pub(crate) srq: SrqId,
+    /// The limit, while it is armed; otherwise 0.
+    pub(crate) limit: usize,
+    /// The device has reported that the queue pair takes no receive any more, and the program has
+    /// polled its completions since.
+    pub(crate) is_reported: bool,
+    pub(crate) is_last: bool,
+}
+
 /// One end of a connection.
 #[derive(Debug)]
 pub(crate) struct Side {
@@ -230,6 +242,7 @@ pub(crate) struct Side {
     pub(crate) recv_cq: CqId,
     pub(crate) qpn: Qpn,
     pub(crate) id: Option<CmId>,
+    pub(crate) shared_receives: Option<SharedReceives>,
 
     pub(crate) memory: Memory,
     /// Address of the buffer's first byte in all regions.
@@ -302,6 +315,7 @@ impl Side {
             recv_cq,
             qpn,
             id: None,
+            shared_receives: None,
             memory,
             iova,
             local,

@@ -2,7 +2,7 @@
 //! delivers its events.
 
 use bowline_roce::Event as DeviceEvent;
-use bowline_verbs::CmEvent;
+use bowline_verbs::{AsyncEvent, CmEvent};
 
 use super::{Event, Phase, World};
 use crate::engine::queue::US;
@@ -160,6 +160,11 @@ impl World {
                 }
                 DeviceEvent::Async(event) => {
                     self.note([4, host as u64, 0], || format!("host {host}: {event:?}"));
+                    match event {
+                        AsyncEvent::SrqLimitReached(srq) => self.limit_reached(host, srq),
+                        AsyncEvent::LastWqeReached(qpn) => self.last_receive(host, qpn),
+                        _ => {}
+                    }
                 }
                 DeviceEvent::Cm(event) => self.connection_event(host, event),
                 other => self.fail(|| format!("host {host}: {other:?}, of which nothing is known")),
@@ -167,7 +172,7 @@ impl World {
         }
     }
 
-    fn schedule_look(&mut self, id: SideId) {
+    pub(crate) fn schedule_look(&mut self, id: SideId) {
         if !std::mem::replace(&mut self.sides[id].looking, true) {
             let most = self.plan.hosts[self.sides[id].host].look;
             self.schedule_within(most, Event::Poll(id));

@@ -1,13 +1,13 @@
 //! Work of programs: they post requests and receives, poll completions, and remove memory.
 
-use bowline_verbs::{Completion, QpAttr, QpState};
+use bowline_verbs::{Completion, QpAttr, QpState, SrqChange};
 
 use super::{Event, World};
 use crate::engine::queue::{MS, US};
 use crate::roce::app::{self, App, OwnedRequest};
 use crate::roce::oracle;
 use crate::roce::reach::{self, LoanEvent, Step};
-use crate::roce::side::{SideId, Stage};
+use crate::roce::side::{SharedReceives, SideId, Stage};
 
 /// Longest time in nanoseconds for which a send queue is stopped.
 const PAUSE: u64 = 2 * MS;
@@ -69,6 +69,9 @@ impl World {
                     None => return,
                 }
             }
+        }
+        if let Some(shared) = &mut self.sides[id].shared_receives {
+            shared.is_last = shared.is_reported;
         }
         self.schedule_turn(host);
         self.go_on(id);
@@ -215,11 +218,34 @@ impl World {
         };
         self.note([7, id as u64, number], || format!("side {id} posts receive {number} {sges:x?}"));
         let (host, qpn, now) = (self.sides[id].host, self.sides[id].qpn, self.instant());
+        let shared = self.sides[id].shared_receives;
         let Some(device) = &mut self.hosts[host].device else { return };
         let wr = bowline_verbs::RecvWr { id: number, sges: &sges };
-        let result = device.post_recv(now, qpn, &[wr]);
+        let result = match shared {
+            Some(shared) => device.post_srq_recv(shared.srq, &[wr]),
+            None => device.post_recv(now, qpn, &[wr]),
+        };
         self.judge(result.map_err(|(_, e)| format!("side {id}: receive {number} refused: {e}")));
+        self.limit_receives(id);
         self.schedule_turn(host);
+    }
+
+    /// Arms the limit of a side's shared receive queue from time to time.
+    fn limit_receives(&mut self, id: SideId) {
+        let Some(shared) = self.sides[id].shared_receives.filter(|shared| shared.limit == 0) else {
+            return;
+        };
+        if !self.rng.chance(300) {
+            return;
+        }
+        let (host, depth) = (self.sides[id].host, self.plan.conns[self.sides[id].conn].recv_depth);
+        let limit = 1 + self.rng.index(depth);
+        self.note([32, id as u64, limit as u64], || format!("side {id} arms limit {limit}"));
+        self.sides[id].shared_receives = Some(SharedReceives { limit, ..shared });
+        let Some(device) = &mut self.hosts[host].device else { return };
+        let change = SrqChange { limit: Some(limit), ..SrqChange::default() };
+        let armed = device.modify_srq(shared.srq, &change);
+        self.judge(armed.map_err(|e| format!("side {id}: limit {limit}: {e}")));
     }
 
     pub(super) fn revoke(&mut self, id: SideId) {
