@@ -364,6 +364,18 @@ const OPCODES: &str = "
     0x17 IETH 0..MTU S E recv cqe
     0x1C FETH,RETH none S E
     0x1D RETH 8 S E
+    0x20 - MTU S recv
+    0x21 - MTU
+    0x22 - 1..MTU E cqe
+    0x23 ImmDt 1..MTU E cqe
+    0x24 - 0..MTU S E recv cqe
+    0x25 ImmDt 0..MTU S E recv cqe
+    0x26 RETH MTU S
+    0x27 - MTU
+    0x28 - 1..MTU E
+    0x29 ImmDt 1..MTU E recv cqe
+    0x2A RETH 0..MTU S E
+    0x2B RETH,ImmDt 0..MTU S E recv cqe
     0x64 DETH 0..MTU S E recv cqe
     0x65 DETH,ImmDt 0..MTU S E recv cqe
     0x81 reserved none S E
@@ -443,6 +455,7 @@ fn opcodes_are_those_of_the_table() {
         assert_eq!(opcode.payload_rule(), rule, "{row}");
         let service = match number >> 5 {
             0 => Service::Rc,
+            1 => Service::Uc,
             3 => Service::Ud,
             _ => Service::Congestion,
         };
@@ -450,7 +463,13 @@ fn opcodes_are_those_of_the_table() {
 
         // The name of an opcode says what it is.
         let name = opcode.to_string();
-        let words: Vec<&str> = name.split('-').collect();
+        let (is_uc, rest) = match name.strip_prefix("uc-") {
+            Some(rest) => (true, rest),
+            None => (false, name.as_str()),
+        };
+        assert_eq!(is_uc, service == Service::Uc, "{name}");
+        assert_eq!(opcode.over_uc().is_some_and(|over| over == opcode), is_uc, "{name}");
+        let words: Vec<&str> = rest.split('-').collect();
         let says = |word| words.contains(&word);
         assert_eq!(opcode.is_send(), words[0] == "send", "{name}");
         assert_eq!(opcode.is_write(), words[0] == "write", "{name}");
@@ -562,7 +581,7 @@ fn what_is_refused() {
     assert_eq!(refused(&good[..11]), PacketError::Short { needed: 12, got: 11 });
     assert_eq!(refused(&good[..13]), PacketError::Short { needed: 15, got: 13 });
     assert_eq!(refused(&change(0, 0x15)), PacketError::UnknownOpcode(0x15));
-    assert_eq!(refused(&change(0, 0x24)), PacketError::UnknownOpcode(0x24));
+    assert_eq!(refused(&change(0, 0x2c)), PacketError::UnknownOpcode(0x2c));
     assert_eq!(refused(&change(0, 0x14)), PacketError::Short { needed: 43, got: 20 });
     assert_eq!(refused(&change(1, 0x31)), PacketError::Version(1));
     assert_eq!(refused(&change(7, 0)), PacketError::NoQueuePair);

@@ -62,6 +62,30 @@ pub enum Opcode {
     Flush = 0x1c,
     /// Atomic write of eight bytes; optional.
     AtomicWrite = 0x1d,
+    /// First packet of a SEND of several, over UC.
+    UcSendFirst = 0x20,
+    /// Middle packet of a SEND, over UC.
+    UcSendMiddle = 0x21,
+    /// Last packet of a SEND, over UC.
+    UcSendLast = 0x22,
+    /// Last packet of a SEND, with an immediate, over UC.
+    UcSendLastImm = 0x23,
+    /// A SEND of one packet, over UC.
+    UcSendOnly = 0x24,
+    /// A SEND of one packet, with an immediate, over UC.
+    UcSendOnlyImm = 0x25,
+    /// First packet of an RDMA WRITE of several, over UC.
+    UcWriteFirst = 0x26,
+    /// Middle packet of an RDMA WRITE, over UC.
+    UcWriteMiddle = 0x27,
+    /// Last packet of an RDMA WRITE, over UC.
+    UcWriteLast = 0x28,
+    /// Last packet of an RDMA WRITE, with an immediate, over UC.
+    UcWriteLastImm = 0x29,
+    /// An RDMA WRITE of one packet, over UC.
+    UcWriteOnly = 0x2a,
+    /// An RDMA WRITE of one packet, with an immediate, over UC.
+    UcWriteOnlyImm = 0x2b,
     /// A datagram.
     UdSendOnly = 0x64,
     /// A datagram with an immediate.
@@ -103,6 +127,8 @@ impl PayloadRule {
 pub enum Service {
     /// Reliable connection.
     Rc,
+    /// Unreliable connection.
+    Uc,
     /// Unreliable datagram, and the general services of queue pair 1.
     Ud,
     /// No queue pair: congestion notification.
@@ -111,7 +137,7 @@ pub enum Service {
 
 impl Opcode {
     /// All opcodes, in numerical order.
-    pub const ALL: [Self; 28] = [
+    pub const ALL: [Self; 40] = [
         Self::SendFirst,
         Self::SendMiddle,
         Self::SendLast,
@@ -137,13 +163,25 @@ impl Opcode {
         Self::SendOnlyInvalidate,
         Self::Flush,
         Self::AtomicWrite,
+        Self::UcSendFirst,
+        Self::UcSendMiddle,
+        Self::UcSendLast,
+        Self::UcSendLastImm,
+        Self::UcSendOnly,
+        Self::UcSendOnlyImm,
+        Self::UcWriteFirst,
+        Self::UcWriteMiddle,
+        Self::UcWriteLast,
+        Self::UcWriteLastImm,
+        Self::UcWriteOnly,
+        Self::UcWriteOnlyImm,
         Self::UdSendOnly,
         Self::UdSendOnlyImm,
         Self::Cnp,
     ];
 
-    /// Decodes the byte on the wire; `None` for opcodes that HDR-5 does not list, among them all of
-    /// UC and the reserved 0x15 [HDR-6].
+    /// Decodes the byte on the wire; `None` for opcodes that HDR-5 and HDR-6 do not list, among
+    /// them the reserved 0x15.
     pub const fn from_u8(byte: u8) -> Option<Self> {
         Some(match byte {
             0x00 => Self::SendFirst,
@@ -171,6 +209,18 @@ impl Opcode {
             0x17 => Self::SendOnlyInvalidate,
             0x1c => Self::Flush,
             0x1d => Self::AtomicWrite,
+            0x20 => Self::UcSendFirst,
+            0x21 => Self::UcSendMiddle,
+            0x22 => Self::UcSendLast,
+            0x23 => Self::UcSendLastImm,
+            0x24 => Self::UcSendOnly,
+            0x25 => Self::UcSendOnlyImm,
+            0x26 => Self::UcWriteFirst,
+            0x27 => Self::UcWriteMiddle,
+            0x28 => Self::UcWriteLast,
+            0x29 => Self::UcWriteLastImm,
+            0x2a => Self::UcWriteOnly,
+            0x2b => Self::UcWriteOnlyImm,
             0x64 => Self::UdSendOnly,
             0x65 => Self::UdSendOnlyImm,
             0x81 => Self::Cnp,
@@ -183,9 +233,60 @@ impl Opcode {
         self as u8
     }
 
+    /// Returns the opcode of the same operation over RC, where UC has it too [HDR-6]; any other one
+    /// unchanged.
+    const fn over_rc(self) -> Self {
+        match self {
+            Self::UcSendFirst => Self::SendFirst,
+            Self::UcSendMiddle => Self::SendMiddle,
+            Self::UcSendLast => Self::SendLast,
+            Self::UcSendLastImm => Self::SendLastImm,
+            Self::UcSendOnly => Self::SendOnly,
+            Self::UcSendOnlyImm => Self::SendOnlyImm,
+            Self::UcWriteFirst => Self::WriteFirst,
+            Self::UcWriteMiddle => Self::WriteMiddle,
+            Self::UcWriteLast => Self::WriteLast,
+            Self::UcWriteLastImm => Self::WriteLastImm,
+            Self::UcWriteOnly => Self::WriteOnly,
+            Self::UcWriteOnlyImm => Self::WriteOnlyImm,
+            _ => self,
+        }
+    }
+
+    /// Returns the opcode of the same operation over UC [HDR-6]; `None` if UC does not have it.
+    pub const fn over_uc(self) -> Option<Self> {
+        Some(match self {
+            Self::SendFirst | Self::UcSendFirst => Self::UcSendFirst,
+            Self::SendMiddle | Self::UcSendMiddle => Self::UcSendMiddle,
+            Self::SendLast | Self::UcSendLast => Self::UcSendLast,
+            Self::SendLastImm | Self::UcSendLastImm => Self::UcSendLastImm,
+            Self::SendOnly | Self::UcSendOnly => Self::UcSendOnly,
+            Self::SendOnlyImm | Self::UcSendOnlyImm => Self::UcSendOnlyImm,
+            Self::WriteFirst | Self::UcWriteFirst => Self::UcWriteFirst,
+            Self::WriteMiddle | Self::UcWriteMiddle => Self::UcWriteMiddle,
+            Self::WriteLast | Self::UcWriteLast => Self::UcWriteLast,
+            Self::WriteLastImm | Self::UcWriteLastImm => Self::UcWriteLastImm,
+            Self::WriteOnly | Self::UcWriteOnly => Self::UcWriteOnly,
+            Self::WriteOnlyImm | Self::UcWriteOnlyImm => Self::UcWriteOnlyImm,
+            _ => return None,
+        })
+    }
+
     /// Returns the transport service of the opcode [RX-5].
     pub const fn service(self) -> Service {
         match self {
+            Self::UcSendFirst
+            | Self::UcSendMiddle
+            | Self::UcSendLast
+            | Self::UcSendLastImm
+            | Self::UcSendOnly
+            | Self::UcSendOnlyImm
+            | Self::UcWriteFirst
+            | Self::UcWriteMiddle
+            | Self::UcWriteLast
+            | Self::UcWriteLastImm
+            | Self::UcWriteOnly
+            | Self::UcWriteOnlyImm => Service::Uc,
             Self::UdSendOnly | Self::UdSendOnlyImm => Service::Ud,
             Self::Cnp => Service::Congestion,
             _ => Service::Rc,
@@ -211,10 +312,10 @@ impl Opcode {
         !self.is_response() && !matches!(self, Self::Cnp)
     }
 
-    /// Tells whether this is part of a SEND, over RC.
+    /// Tells whether this is part of a SEND, over RC or UC.
     pub const fn is_send(self) -> bool {
         matches!(
-            self,
+            self.over_rc(),
             Self::SendFirst
                 | Self::SendMiddle
                 | Self::SendLast
@@ -229,7 +330,7 @@ impl Opcode {
     /// Tells whether this is part of an RDMA WRITE.
     pub const fn is_write(self) -> bool {
         matches!(
-            self,
+            self.over_rc(),
             Self::WriteFirst
                 | Self::WriteMiddle
                 | Self::WriteLast
@@ -267,18 +368,18 @@ impl Opcode {
 
     /// Tells whether this is the first of several packets.
     pub const fn is_first(self) -> bool {
-        matches!(self, Self::SendFirst | Self::WriteFirst | Self::ReadResponseFirst)
+        matches!(self.over_rc(), Self::SendFirst | Self::WriteFirst | Self::ReadResponseFirst)
     }
 
     /// Tells whether this is a middle packet.
     pub const fn is_middle(self) -> bool {
-        matches!(self, Self::SendMiddle | Self::WriteMiddle | Self::ReadResponseMiddle)
+        matches!(self.over_rc(), Self::SendMiddle | Self::WriteMiddle | Self::ReadResponseMiddle)
     }
 
     /// Tells whether this is the last of several packets.
     pub const fn is_last(self) -> bool {
         matches!(
-            self,
+            self.over_rc(),
             Self::SendLast
                 | Self::SendLastImm
                 | Self::SendLastInvalidate
@@ -291,7 +392,7 @@ impl Opcode {
     /// Tells whether such a packet consumes a posted receive: "recv" of HDR-5 [RSP-7].
     pub const fn takes_receive(self) -> bool {
         matches!(
-            self,
+            self.over_rc(),
             Self::SendFirst
                 | Self::SendOnly
                 | Self::SendOnlyImm
@@ -306,7 +407,7 @@ impl Opcode {
     /// Tells whether such a packet completes a receive: "cqe" of HDR-5.
     pub const fn completes_receive(self) -> bool {
         matches!(
-            self,
+            self.over_rc(),
             Self::SendLast
                 | Self::SendLastImm
                 | Self::SendLastInvalidate
@@ -323,7 +424,7 @@ impl Opcode {
     /// Tells whether there is an RDMA extended header.
     pub const fn has_reth(self) -> bool {
         matches!(
-            self,
+            self.over_rc(),
             Self::WriteFirst
                 | Self::WriteOnly
                 | Self::WriteOnlyImm
@@ -341,7 +442,7 @@ impl Opcode {
     /// Tells whether there is an immediate.
     pub const fn has_imm(self) -> bool {
         matches!(
-            self,
+            self.over_rc(),
             Self::SendLastImm
                 | Self::SendOnlyImm
                 | Self::WriteLastImm
@@ -390,7 +491,7 @@ impl Opcode {
 
     /// Returns the allowed payload length.
     pub const fn payload_rule(self) -> PayloadRule {
-        match self {
+        match self.over_rc() {
             Self::SendFirst
             | Self::SendMiddle
             | Self::WriteFirst
@@ -412,13 +513,7 @@ impl Opcode {
             | Self::UdSendOnly
             | Self::UdSendOnlyImm => PayloadRule::UpToMtu,
             Self::AtomicWrite => PayloadRule::Eight,
-            Self::ReadRequest
-            | Self::Acknowledge
-            | Self::AtomicAcknowledge
-            | Self::CompareSwap
-            | Self::FetchAdd
-            | Self::Flush
-            | Self::Cnp => PayloadRule::Nothing,
+            _ => PayloadRule::Nothing,
         }
     }
 }
@@ -452,6 +547,18 @@ impl fmt::Display for Opcode {
             Self::SendOnlyInvalidate => "send-only-inv",
             Self::Flush => "flush",
             Self::AtomicWrite => "atomic-write",
+            Self::UcSendFirst => "uc-send-first",
+            Self::UcSendMiddle => "uc-send-middle",
+            Self::UcSendLast => "uc-send-last",
+            Self::UcSendLastImm => "uc-send-last-imm",
+            Self::UcSendOnly => "uc-send-only",
+            Self::UcSendOnlyImm => "uc-send-only-imm",
+            Self::UcWriteFirst => "uc-write-first",
+            Self::UcWriteMiddle => "uc-write-middle",
+            Self::UcWriteLast => "uc-write-last",
+            Self::UcWriteLastImm => "uc-write-last-imm",
+            Self::UcWriteOnly => "uc-write-only",
+            Self::UcWriteOnlyImm => "uc-write-only-imm",
             Self::UdSendOnly => "ud-send-only",
             Self::UdSendOnlyImm => "ud-send-only-imm",
             Self::Cnp => "cnp",
