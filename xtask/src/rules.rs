@@ -14,10 +14,10 @@ use crate::run::Outcome;
 
 const EXCEPTIONS: &str = "docs/spec/exceptions.toml";
 /// Names of the kinds of rules; those that begin like another come first.
-const KINDS: [&str; 30] = [
+const KINDS: [&str; 31] = [
     "REQ", "RSP", "RDMA", "RMR", "RX", "RT", "RS", "R", "IB", "OBS", "SAFE", "ATOM", "ZC", "NB",
-    "D", "B", "T", "U", "OUT", "HDR", "ICRC", "QP", "SRQ", "MR", "GSI", "CMA", "CM", "CC", "PERF",
-    "VERBS",
+    "D", "B", "T", "UC", "U", "OUT", "HDR", "ICRC", "QP", "SRQ", "MR", "GSI", "CMA", "CM", "CC",
+    "PERF", "VERBS",
 ];
 /// Kinds whose rules are items of lists, the id in bold letters.
 const LISTED: [&str; 8] = ["R", "IB", "OBS", "SAFE", "RDMA", "ATOM", "ZC", "RMR"];

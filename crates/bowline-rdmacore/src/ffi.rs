@@ -220,6 +220,8 @@ pub(crate) struct QpInitAttr {
 
 /// `IBV_QPT_RC`.
 pub(crate) const QPT_RC: c_uint = 2;
+/// `IBV_QPT_UC`.
+pub(crate) const QPT_UC: c_uint = 3;
 /// `IBV_QPT_UD`.
 pub(crate) const QPT_UD: c_uint = 4;
 

@@ -16,7 +16,7 @@ use crate::context::{Gid, Pd};
 use crate::cq::Cq;
 use crate::error::{check, freed, last_errno, limit, post, system};
 use crate::ffi::{
-    AhAttr, IbvQp, IbvQpAttr, IbvQpCap, IbvRecvWr, IbvSendWr, MwBindInfo, QPT_RC, QPT_UD,
+    AhAttr, IbvQp, IbvQpAttr, IbvQpCap, IbvRecvWr, IbvSendWr, MwBindInfo, QPT_RC, QPT_UC, QPT_UD,
     QpInitAttr, WrAtomic, WrBind, WrRdma, WrUd, WrUnion, mask,
 };
 
@@ -70,6 +70,7 @@ impl Qp {
             },
             qp_type: match init.qp_type {
                 QpType::Rc => QPT_RC,
+                QpType::Uc => QPT_UC,
                 QpType::Ud => QPT_UD,
             },
             sq_sig_all: init.sq_sig_all.into(),
@@ -262,6 +263,9 @@ impl Qp {
             QpType::Rc if datagram => {
                 Err(Error::Invalid(InvalidReason::RequestOfOtherType(QpType::Rc)))
             }
+            QpType::Uc if datagram => {
+                Err(Error::Invalid(InvalidReason::RequestOfOtherType(QpType::Uc)))
+            }
             QpType::Ud if !datagram => {
                 Err(Error::Invalid(InvalidReason::RequestOfOtherType(QpType::Ud)))
             }
@@ -272,7 +276,7 @@ impl Qp {
                 };
                 RequestPart::Datagram.check(len as u64, self.mtu as u64)
             }
-            QpType::Rc => Ok(()),
+            QpType::Rc | QpType::Uc => Ok(()),
         }
     }
 

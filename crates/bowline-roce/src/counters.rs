@@ -123,6 +123,9 @@ counters! {
         cq_overruns,
         /// Received datagrams dropped because no receive was posted or it was too small [RX-12].
         ud_dropped,
+        /// Messages of unreliable connections dropped: a packet was lost, no receive was posted, or
+        /// the message was not allowed [UC-4], [UC-5].
+        uc_messages_dropped,
         /// Queue pairs that went to ERR without being asked to.
         qp_errors,
     }

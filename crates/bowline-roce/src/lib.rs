@@ -55,6 +55,8 @@ mod rng;
 mod sendq;
 mod srq;
 mod table;
+mod uc;
+mod ucsend;
 mod ud;
 mod udsend;
 

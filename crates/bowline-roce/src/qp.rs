@@ -8,7 +8,7 @@
 //!                                 v  |  requests begun are finished, none is begun
 //!                                 SQD                                         [QP-3]
 //!
-//!   datagrams only: RTS -- one cannot be sent --> SQE --> RTS
+//!   UC and UD: RTS -- a message cannot be sent --> SQE --> RTS
 //! ```
 
 use bowline_base::Instant;
@@ -21,6 +21,8 @@ use crate::delayed_ack::DelayedAck;
 use crate::gso_loss::GsoLossDetector;
 use crate::rc::requester::{Readiness, Requester, Settings};
 use crate::rc::responder::Responder;
+use crate::uc::UcReceiver;
+use crate::ucsend::UcSender;
 use crate::ud::UdReceiver;
 use crate::udsend::UdSender;
 
@@ -63,6 +65,7 @@ pub(crate) struct Qp {
 #[allow(clippy::large_enum_variant, reason = "nearly all are connections, and all are boxed")]
 pub(crate) enum Halves {
     Rc { requester: Requester, responder: Responder },
+    Uc { sender: UcSender, receiver: UcReceiver },
     Ud { sender: UdSender, receiver: UdReceiver },
 }
 
@@ -72,6 +75,10 @@ impl Halves {
             QpType::Rc => Self::Rc {
                 requester: Requester::new(init.cap, init.sq_sig_all),
                 responder: Responder::new(),
+            },
+            QpType::Uc => Self::Uc {
+                sender: UcSender::new(init.cap, init.sq_sig_all),
+                receiver: UcReceiver::new(),
             },
             QpType::Ud => Self::Ud {
                 sender: UdSender::new(init.cap, init.sq_sig_all, mtu),
@@ -175,6 +182,14 @@ fn transition(qp_type: QpType, from: QpState, to: QpState) -> Option<(u32, u32)>
         (QpType::Rc, Rts | Sqd, Rts) => (0, set::CUR_STATE | set::ACCESS | set::MIN_RNR),
         (_, Rts, Sqd) => (0, set::SQD_NOTIFY),
         (QpType::Rc, Sqd, Sqd) => (0, set::DRAINED | set::ACCESS | set::MIN_RNR),
+        (QpType::Uc, Reset, Init) => (set::ACCESS, place),
+        (QpType::Uc, Init, Init) => (0, set::ACCESS | place),
+        (QpType::Uc, Init, Rtr) => {
+            (set::AV | set::PATH_MTU | set::DEST_QPN | set::RQ_PSN, set::ACCESS | set::PKEY)
+        }
+        (QpType::Uc, Rtr, Rts) => (set::SQ_PSN, set::CUR_STATE | set::ACCESS),
+        (QpType::Uc, Rts | Sqd | Sqe, Rts) => (0, set::CUR_STATE | set::ACCESS),
+        (QpType::Uc, Sqd, Sqd) => (0, set::AV | place | set::ACCESS),
         (QpType::Ud, Reset, Init) => (set::QKEY, place),
         (QpType::Ud, Init, Init) => (0, set::QKEY | place),
         (QpType::Ud, Init, Rtr) | (QpType::Ud, Sqd, Sqd) => (0, set::QKEY | set::PKEY),
@@ -192,7 +207,7 @@ impl Qp {
                 let readiness = requester.readiness(now, path);
                 responder.has_one_ack() && !(self.requests() && readiness == Readiness::Ready)
             }
-            Halves::Ud { .. } => false,
+            Halves::Uc { .. } | Halves::Ud { .. } => false,
         }
     }
 
@@ -282,6 +297,15 @@ impl Qp {
                 }
                 _ => {}
             },
+            Halves::Uc { sender, receiver } => match (from, to) {
+                (QpState::Init, QpState::Rtr) => {
+                    receiver.start(attr.rq_psn.unwrap_or_default());
+                }
+                (QpState::Rtr, QpState::Rts) => {
+                    sender.start(attr.sq_psn.unwrap_or_default(), mtu);
+                }
+                _ => {}
+            },
             Halves::Ud { sender, .. } => {
                 if (from, to) == (QpState::Rtr, QpState::Rts) {
                     sender.start(attr.sq_psn.unwrap_or_default());
@@ -325,11 +349,22 @@ impl Qp {
         matches!(self.state, QpState::Rts | QpState::Sqd)
     }
 
+    /// Tells whether an unreliable connection has a message to send: in SQD only one that has begun
+    /// [QP-3].
+    pub(crate) fn has_message(&self, sender: &UcSender) -> bool {
+        match self.state {
+            QpState::Rts => sender.len() > 0,
+            QpState::Sqd => sender.is_within_message(),
+            _ => false,
+        }
+    }
+
     /// Tells, once, that all started requests are complete in SQD, if the program wants to be
     /// notified.
     pub(crate) fn has_drained(&mut self) -> bool {
         let drained = match &self.halves {
             Halves::Rc { requester, .. } => requester.is_drained(),
+            Halves::Uc { sender, .. } => !sender.is_within_message(),
             // A datagram is complete as soon as it is started.
             Halves::Ud { .. } => true,
         };
@@ -343,7 +378,7 @@ impl Qp {
     pub(crate) const fn in_flight(&self) -> (u64, u64) {
         match &self.halves {
             Halves::Rc { requester, .. } => (requester.in_flight(), requester.asked()),
-            Halves::Ud { .. } => (0, 0),
+            Halves::Uc { .. } | Halves::Ud { .. } => (0, 0),
         }
     }
 
@@ -351,6 +386,7 @@ impl Qp {
     pub(crate) fn sends(&self) -> usize {
         match &self.halves {
             Halves::Rc { requester, .. } => requester.len(),
+            Halves::Uc { sender, .. } => sender.len(),
             Halves::Ud { sender, .. } => sender.len(),
         }
     }

@@ -65,9 +65,7 @@ impl RecvQueue {
         taken.sges.extend(self.sges.drain(..first.sges));
         taken.id = first.id;
         taken.room = room(taken.sges.iter());
-        taken.len = 0;
-        taken.piece = 0;
-        taken.offset = 0;
+        taken.rewind();
         true
     }
 
@@ -113,6 +111,13 @@ impl ActiveRecv {
     /// Bytes written so far.
     pub(crate) const fn len(&self) -> u64 {
         self.len
+    }
+
+    /// Begins again: the next byte goes to the first piece.
+    pub(crate) const fn rewind(&mut self) {
+        self.len = 0;
+        self.piece = 0;
+        self.offset = 0;
     }
 
     /// Writes the next bytes of the message [RSP-19]. Keys are looked up in each call, so memory

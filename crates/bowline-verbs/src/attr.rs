@@ -67,6 +67,8 @@ pub struct DeviceAttr {
 pub enum QpType {
     /// Reliable connection.
     Rc,
+    /// Unreliable connection: messages and writes arrive whole and in order, or not at all.
+    Uc,
     /// Unreliable datagram.
     Ud,
 }
@@ -86,7 +88,7 @@ pub enum QpState {
     Rts = 3,
     /// Send queue drained: no request is started, and started ones are completed [QP-3].
     Sqd = 4,
-    /// Send queue error (UD): a datagram could not be sent, the requests posted behind it are
+    /// Send queue error (UC, UD): a message could not be sent, the requests posted behind it are
     /// flushed, and receiving continues. [`Device::modify_qp`](crate::Device::modify_qp) leads back
     /// to RTS.
     Sqe = 5,

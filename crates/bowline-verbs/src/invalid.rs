@@ -151,6 +151,9 @@ impl fmt::Display for InvalidReason {
             }
             Self::TypeToConnect => "only reliable queue pairs can be connected",
             Self::RequestOfOtherType(QpType::Rc) => "datagrams are for UD queue pairs",
+            Self::RequestOfOtherType(QpType::Uc) => {
+                "a UC queue pair sends and writes, and has no reads, atomics or invalidations"
+            }
             Self::RequestOfOtherType(QpType::Ud) => "a UD queue pair sends datagrams only",
             Self::TooLong { part, limit, given } => return part.write_too_long(f, *limit, *given),
             Self::NoReads => "the queue pair may have no read outstanding: its max_rd_atomic is 0",

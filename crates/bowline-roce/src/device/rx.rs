@@ -223,6 +223,11 @@ impl Shared {
                     qp.answer_gso_loss.note_restart(packet.bth.psn);
                 }
             }
+            Halves::Uc { receiver, .. } => {
+                if receiver.handle(&mut self.rx(now, context), packet) == PacketOutcome::Fatal {
+                    outcome = Outcome::Failed;
+                }
+            }
             Halves::Ud { receiver, .. } => {
                 let qkey = qp.attr.qkey.unwrap_or_default();
                 let ctx = &mut self.rx(now, context);
@@ -250,6 +255,7 @@ pub(super) enum Refusal {
 pub(super) fn refusal(qp: &Qp, outer: &Outer, packet: &Packet<'_>) -> Option<Refusal> {
     let service = match qp.halves {
         Halves::Rc { .. } => Service::Rc,
+        Halves::Uc { .. } => Service::Uc,
         Halves::Ud { .. } => Service::Ud,
     };
     if packet.opcode.service() != service {
@@ -261,7 +267,7 @@ pub(super) fn refusal(qp: &Qp, outer: &Outer, packet: &Packet<'_>) -> Option<Ref
         return Some(Refusal::State);
     }
     match &qp.attr.av {
-        Some(av) if service == Service::Rc && (av.remote != outer.from || av.local != outer.to) => {
+        Some(av) if service != Service::Ud && (av.remote != outer.from || av.local != outer.to) => {
             Some(Refusal::Peer)
         }
         _ => None,

@@ -162,7 +162,7 @@ impl Shared {
         let ended = match &qp.halves {
             // The final NAK has been sent [RSP-18].
             Halves::Rc { responder, .. } => responder.failed() && !responder.has_reply(),
-            Halves::Ud { .. } => false,
+            Halves::Uc { .. } | Halves::Ud { .. } => false,
         };
         if ended && qp.state != QpState::Err && qp.state >= QpState::Rtr {
             self.fail(now, qp);
@@ -187,6 +187,7 @@ impl Shared {
                     earliest(timer, late),
                 )
             }
+            Halves::Uc { sender, .. } => (false, qp.has_message(sender), None),
             Halves::Ud { sender, .. } => {
                 (false, qp.state == QpState::Rts && sender.len() > 0, None)
             }
@@ -261,7 +262,7 @@ impl Shared {
             qp.path = to_peer
                 .map_or_else(PathId::default, |av| self.paths.join(now, av.local, av.remote));
         }
-        if let Some(mtu) = attr.path_mtu {
+        if let Some(mtu) = attr.path_mtu.filter(|_| qp.init.qp_type == QpType::Rc) {
             self.paths.get_mut(qp.path).set_mtu(mtu.bytes());
         }
     }
@@ -346,18 +347,20 @@ impl Shared {
         }
     }
 
-    /// Moves the send queue of a UD queue pair to SQE: its posted requests are flushed, and
+    /// Moves the send queue of a UC or UD queue pair to SQE: its posted requests are flushed, and
     /// receiving continues.
     pub(crate) fn enter_send_error(&mut self, now: Instant, qp: &mut Qp) {
         qp.state = QpState::Sqe;
         self.flush_sends(now, qp);
     }
 
-    /// Flushes the send queue of a UD queue pair in SQE.
+    /// Flushes the send queue of a UC or UD queue pair in SQE.
     pub(crate) fn flush_sends(&mut self, now: Instant, qp: &mut Qp) {
         let context = self.qp_context(qp);
-        if let Halves::Ud { sender, .. } = &mut qp.halves {
-            sender.flush(&mut self.tx(now, context));
+        match &mut qp.halves {
+            Halves::Rc { .. } => {}
+            Halves::Uc { sender, .. } => sender.flush(&mut self.tx(now, context)),
+            Halves::Ud { sender, .. } => sender.flush(&mut self.tx(now, context)),
         }
         self.hand_out();
     }
@@ -370,6 +373,10 @@ impl Shared {
                 requester.flush(&mut self.tx(now, context));
                 self.ready_paths.push(context.path);
                 responder.flush(&mut self.rx(now, context));
+            }
+            Halves::Uc { sender, receiver } => {
+                sender.flush(&mut self.tx(now, context));
+                receiver.flush(&mut self.rx(now, context));
             }
             Halves::Ud { sender, receiver } => {
                 sender.flush(&mut self.tx(now, context));
@@ -399,7 +406,7 @@ impl Shared {
             Halves::Rc { requester, .. } => {
                 requester.has_gso_loss() || qp.answer_gso_loss.is_detected()
             }
-            Halves::Ud { .. } => false,
+            Halves::Uc { .. } | Halves::Ud { .. } => false,
         };
         if gso_loss
             && let Some(av) = qp.attr.av

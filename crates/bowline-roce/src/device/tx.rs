@@ -140,6 +140,10 @@ impl Device {
                         self.carry_qpn = Some(qp.qpn);
                     }
                 }
+                (Some(route), Halves::Uc { .. }) => {
+                    burst.begin(&route);
+                    shared.fill_messages(now, qp, burst, &mut self.carry);
+                }
                 (_, Halves::Ud { .. }) => shared.fill_datagram(now, qp, burst, &mut self.carry),
                 _ => {}
             }
@@ -235,6 +239,32 @@ impl Shared {
         }
         self.after(now, qp, outcome, false);
         carried
+    }
+
+    /// Adds packets of an unreliable connection to a burst that has begun [UC-2].
+    fn fill_messages(&mut self, now: Instant, qp: &mut Qp, burst: &mut Burst, carry: &mut Vec<u8>) {
+        let context = self.qp_context(qp);
+        let gso = self.config.gso && !self.gso_blocklist.contains(burst.to);
+        let (state, mut outcome) = (qp.state, Outcome::Idle);
+        let Halves::Uc { sender, .. } = &mut qp.halves else { return };
+        while state == QpState::Rts || state == QpState::Sqd && sender.is_within_message() {
+            let fits = |len| burst.has_room_for(gso, len);
+            if burst.count > 0 && !sender.next_len().is_some_and(fits) {
+                break;
+            }
+            let start = burst.bytes.len();
+            outcome = sender.fill(&mut self.tx(now, context), burst);
+            // It fits: a longer packet begins a burst of its own.
+            if outcome != Outcome::Packet || !burst.add(start, carry) {
+                break;
+            }
+        }
+        if outcome == Outcome::Failed {
+            self.counters.qp_errors += 1;
+            self.enter_send_error(now, qp);
+        } else {
+            self.after(now, qp, outcome, false);
+        }
     }
 
     /// Fills a burst with the next datagram of a UD queue pair.

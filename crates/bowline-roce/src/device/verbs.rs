@@ -421,6 +421,7 @@ impl Device {
         for (count, wr) in wrs.iter().enumerate() {
             let posted = match &mut qp.halves {
                 Halves::Rc { requester, .. } => requester.post(wr),
+                Halves::Uc { sender, .. } => sender.post(wr),
                 Halves::Ud { sender, .. } => sender.post(wr),
             };
             if let Err(error) = posted {
@@ -464,6 +465,7 @@ impl Device {
                 RequestPart::ScatterList.check(wr.sges.len() as u64, cap.max_recv_sge as u64);
             let posted = fits.and_then(|()| match &mut qp.halves {
                 Halves::Rc { responder, .. } => responder.post_recv(wr, cap.max_recv_wr),
+                Halves::Uc { receiver, .. } => receiver.post_recv(wr, cap.max_recv_wr),
                 Halves::Ud { receiver, .. } => receiver.post_recv(wr, cap.max_recv_wr),
             });
             if let Err(error) = posted {

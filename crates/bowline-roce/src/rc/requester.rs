@@ -58,6 +58,7 @@ use self::holes::Holes;
 use self::recovery::Recovery;
 use self::retransmission_timer::RetransmissionTimer;
 use self::send::Place;
+pub(crate) use self::send::{execute_local, opcode};
 use self::sent_log::SentLog;
 pub(crate) use self::settings::Settings;
 use self::window::Window;

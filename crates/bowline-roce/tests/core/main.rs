@@ -20,4 +20,5 @@ mod overdue;
 mod placed;
 mod shared_receives;
 mod states;
+mod unreliable;
 mod windows;

@@ -189,7 +189,11 @@ fn a_limit_is_reported_once() {
     sharing.limit(3);
     assert_eq!(sharing.events(), []);
     sharing.limit(4);
-    assert_eq!(sharing.events(), [reached], "what is so when the limit is armed is reported at once");
+    assert_eq!(
+        sharing.events(),
+        [reached],
+        "what is so when the limit is armed is reported at once"
+    );
     sharing.limit(2);
     sharing.limit(0);
     sharing.send(0, 4, 10);

@@ -50,24 +50,13 @@ impl Requester {
     /// Executes the local operation at the cursor, exactly once [REQ-20], [MR-8].
     pub(super) fn execute(&mut self, ctx: &mut TxCtx<'_>) {
         let Some(request) = self.queue.get_mut(self.cursor.index()) else { return };
-        let result = match &mut request.op {
-            SendOp::RegMr { key, pieces, iova, access } => {
-                ctx.mrs.bind(ctx.pd, *key, std::mem::take(pieces), *iova, *access)
+        match execute_local(ctx, &mut request.op) {
+            Ok(()) => {
+                request.stage = Stage::Started;
+                self.cursor.advance_request();
             }
-            SendOp::LocalInv(key) => ctx.mrs.invalidate((ctx.pd, ctx.qpn), *key),
-            SendOp::BindMw { key, to } => ctx.mrs.bind_window(ctx.pd, ctx.qpn, *key, to),
-            _ => Ok(()),
-        };
-        if result.is_err() {
-            // [MR-6], [MR-7], [QP-7]
-            request.stage = Stage::Broken(match request.op {
-                SendOp::BindMw { .. } => Status::MwBindErr,
-                _ => Status::LocQpOpErr,
-            });
-            return;
+            Err(status) => request.stage = Stage::Broken(status),
         }
-        request.stage = Stage::Started;
-        self.cursor.advance_request();
     }
 
     /// Assigns PSNs to the request at the cursor [REQ-3]; tells whether the request can be
@@ -265,6 +254,23 @@ impl Requester {
     }
 }
 
+/// Executes a local operation [MR-8].
+pub(crate) fn execute_local(ctx: &mut TxCtx<'_>, op: &mut SendOp) -> Result<(), Status> {
+    let result = match op {
+        SendOp::RegMr { key, pieces, iova, access } => {
+            ctx.mrs.bind(ctx.pd, *key, std::mem::take(pieces), *iova, *access)
+        }
+        SendOp::LocalInv(key) => ctx.mrs.invalidate((ctx.pd, ctx.qpn), *key),
+        SendOp::BindMw { key, to } => ctx.mrs.bind_window(ctx.pd, ctx.qpn, *key, to),
+        _ => Ok(()),
+    };
+    // [MR-6], [MR-7], [QP-7]
+    result.map_err(|_| match op {
+        SendOp::BindMw { .. } => Status::MwBindErr,
+        _ => Status::LocQpOpErr,
+    })
+}
+
 /// Makes the headers of a packet, from base transport header on.
 #[inline]
 fn make_packet(request: &Request, part: &Part, mtu: usize, dest_qpn: u32) -> Packet<'static> {
@@ -344,7 +350,7 @@ fn add_extended_headers(packet: &mut Packet<'_>, request: &Request, part: &Part,
 }
 
 /// Opcode of a packet [HDR-5], [REQ-2].
-pub(super) const fn opcode(op: &SendOp, first: bool, last: bool) -> Opcode {
+pub(crate) const fn opcode(op: &SendOp, first: bool, last: bool) -> Opcode {
     match (op, first, last) {
         (SendOp::Write(_) | SendOp::WriteImm(..), true, false) => Opcode::WriteFirst,
         (SendOp::Write(_) | SendOp::WriteImm(..), false, false) => Opcode::WriteMiddle,
