@@ -18,6 +18,7 @@ use crate::{ended, failed, fails, made, none, outcome};
 
 /// `enum ibv_qp_type`.
 const QPT_RC: c_uint = 2;
+const QPT_UC: c_uint = 3;
 const QPT_UD: c_uint = 4;
 /// `enum ibv_qp_init_attr_mask`.
 const INIT_PD: u32 = 1;
@@ -78,6 +79,7 @@ fn create(pd: &Pd, attr: &mut QpInitAttr<'_>) -> *mut Qp {
     };
     let qp_type = match attr.qp_type {
         QPT_RC => QpType::Rc,
+        QPT_UC => QpType::Uc,
         QPT_UD => QpType::Ud,
         _ => return none(libc::EOPNOTSUPP),
     };

@@ -52,3 +52,8 @@ fn run(name: &str, addr: &str) {
 fn shared_receive_queues_are_as_the_manual_says() {
     run("shared_receives", "127.81.6.1");
 }
+
+#[test]
+fn unreliable_connections_send_what_is_posted_in_any_way() {
+    run("unreliable", "127.81.6.2");
+}

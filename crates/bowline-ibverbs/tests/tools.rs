@@ -144,7 +144,7 @@ fn run_all(names: &Names, at: [At<'_>; 2], server: &str, tools: &[&str], first_p
     }
 }
 
-const PINGPONG: [&str; 9] = [
+const PINGPONG: [&str; 11] = [
     "ibv_rc_pingpong -g 0 -n 100",
     "ibv_rc_pingpong -g 0 -n 100 -e",
     "ibv_rc_pingpong -g 0 -n 100 -N",
@@ -152,10 +152,12 @@ const PINGPONG: [&str; 9] = [
     "ibv_rc_pingpong -g 0 -n 100 -c",
     "ibv_ud_pingpong -g 0 -n 100 -s 512",
     "ibv_ud_pingpong -g 0 -n 100 -e -s 512",
+    "ibv_uc_pingpong -g 0 -n 100",
+    "ibv_uc_pingpong -g 0 -n 100 -e",
     "ibv_srq_pingpong -g 0 -n 100",
     "ibv_srq_pingpong -g 0 -n 100 -e",
 ];
-const PERFTEST: [&str; 11] = [
+const PERFTEST: [&str; 15] = [
     "ib_write_bw -x 0 -n 100",
     "ib_send_bw -x 0 -n 100 -e",
     "ib_read_bw -x 0 -n 100",
@@ -163,6 +165,10 @@ const PERFTEST: [&str; 11] = [
     "ib_write_lat -x 0 -n 100",
     "ib_send_lat -x 0 -n 100",
     "ib_send_bw -c UD -x 0 -n 100 -s 512",
+    "ib_send_bw -c UC -x 0 -n 100 -s 4096",
+    "ib_write_bw -c UC -x 0 -n 100",
+    "ib_send_lat -c UC -x 0 -n 100",
+    "ib_write_lat -c UC -x 0 -n 100",
     "ib_send_bw -x 0 -n 100 -q 3 --use-srq",
     "ib_send_lat -x 0 -n 100 --use-srq",
     "ib_write_bw -x 0 -n 100 -q 3 -b",
