@@ -6,7 +6,8 @@
 //!
 //! - every request completes once, in order, with its operation carried out, or with a failure that
 //!   has a reason;
-//! - datagrams arrive unchanged, or not at all;
+//! - datagrams arrive unchanged, or not at all, and messages of unreliable connections in order
+//!   besides;
 //! - messages arrive once, in order, whole, in the receive whose turn it is;
 //! - the results of requests that a side saw succeed are in the peer's memory, and atomics are
 //!   carried out once;
@@ -41,6 +42,7 @@ mod run;
 mod sabotage;
 mod side;
 mod stats;
+mod streams;
 mod world;
 
 pub use plan::Scenario;

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::host::PORT;
 use super::net::NetPlan;
 use super::remote;
+use super::streams::StreamPlan;
 use crate::engine::queue::{MS, SEC, US};
 use crate::engine::rng::Rng;
 
@@ -207,6 +208,9 @@ pub(crate) struct Plan {
     pub(crate) net: NetPlan,
     pub(crate) hosts: Vec<HostPlan>,
     pub(crate) conns: Vec<ConnPlan>,
+    /// Streams of messages over unreliable connections.
+    #[serde(default)]
+    pub(crate) streams: Vec<StreamPlan>,
     /// Kinds of faults, and the mean time in nanoseconds between two of a kind.
     pub(crate) faults: Vec<(FaultKind, u64)>,
     /// Shortest and longest duration of a fault in nanoseconds.
@@ -265,6 +269,7 @@ impl Plan {
             net,
             hosts,
             conns: Vec::new(),
+            streams: Vec::new(),
             faults: Vec::new(),
             fault_min: 0,
             fault_max: rng.magnitude(MS, 6 * SEC),
@@ -296,11 +301,15 @@ impl Plan {
         plan
     }
 
-    /// Draws which connections have shared receive queues. `rng` is not that of the rest, so that
-    /// seeds without any run as they did before there were such queues.
-    pub(crate) fn draw_shared_receives(&mut self, rng: &mut Rng) {
+    /// Draws which connections have shared receive queues, and streams. `rng` is not that of the
+    /// rest, so that seeds without any run as they did before there were such.
+    pub(crate) fn draw_apart(&mut self, rng: &mut Rng) {
         if rng.chance(300) {
             self.conns.iter_mut().for_each(|conn| conn.shared_receives = rng.chance(500));
+        }
+        if rng.chance(200) {
+            let streams = (0..rng.between(1, 3)).map(|_| StreamPlan::draw(rng, self));
+            self.streams = streams.collect();
         }
     }
 

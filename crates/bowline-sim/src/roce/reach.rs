@@ -203,6 +203,7 @@ pub(super) fn declare(coverage: &mut Coverage) {
     FAULTS.iter().for_each(|row| coverage.declare("fault", row));
     coverage.declare("queue pair", QUEUE_PAIRS);
     coverage.declare("shared receive queue", SharedRow::NAMES);
+    coverage.declare("stream", StreamRow::NAMES);
     // A connection request that outlives its listener comes once in many thousands of seeds.
     let all = CONNECTIONS.iter().filter(|name| **name != "asked of a dead program");
     all.for_each(|name| coverage.declare("connection", &[*name]));
@@ -405,6 +406,19 @@ named! {
         Left = "destroyed with receives",
         Used = "destroyed without receives",
     }
+}
+
+named! {
+    /// What becomes of messages over unreliable connections.
+    pub(crate) enum StreamRow {
+        Arrived = "arrived",
+        Lost = "lost",
+    }
+}
+
+/// Counts what becomes of messages over unreliable connections.
+pub(super) fn stream(coverage: &mut Coverage, what: StreamRow) {
+    coverage.hit("stream", what.name());
 }
 
 /// Counts what happens to a shared receive queue.

@@ -34,7 +34,7 @@ impl Simulator for Roce {
     fn draw(seed: u64, forced: Option<Scenario>) -> Start<Plan> {
         let mut rng = Rng::new(seed ^ 0x70ce);
         let mut plan = Plan::draw(&mut rng, forced);
-        plan.draw_shared_receives(&mut Rng::new(seed ^ 0x5290));
+        plan.draw_apart(&mut Rng::new(seed ^ 0x5290));
         Start { chance: vec![rng], plan }
     }
 

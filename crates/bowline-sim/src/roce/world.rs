@@ -11,6 +11,7 @@ use super::reach::{self, Reached};
 use super::sabotage::Sabotage;
 use super::side::{Side, SideId, Stage};
 use super::stats::Stats;
+use super::streams::Stream;
 use crate::engine::base::{Base, has_base};
 use crate::engine::queue::SEC;
 use crate::engine::rng::Rng;
@@ -45,6 +46,10 @@ pub(crate) enum Event {
     Receive(SideId),
     /// A program sends a datagram.
     UdSend(usize),
+    /// A stream over an unreliable connection begins.
+    Stream(usize),
+    /// A stream sends its next message.
+    StreamSend(usize),
     /// A program polls its completions.
     Poll(SideId),
     /// A program ends its connection.
@@ -87,6 +92,8 @@ pub(crate) struct World {
     /// UD queue pairs of the hosts' programs.
     pub(crate) ports: Vec<Option<Port>>,
     pub(crate) ud_datagrams: Vec<UdDatagram>,
+    /// Streams over unreliable connections, while they are there.
+    pub(crate) streams: Vec<Option<Stream>>,
     /// Number of UD datagrams that programs which have not started will send.
     pub(crate) ud_sends_left: Vec<u32>,
     /// Number of connection requests that programs have not answered.
@@ -119,6 +126,7 @@ impl World {
             sides: Vec::new(),
             ports: plan.hosts.iter().map(|_| None).collect(),
             ud_datagrams: Vec::new(),
+            streams: plan.streams.iter().map(|_| None).collect(),
             ud_sends_left: plan.hosts.iter().map(|h| h.datagrams).collect(),
             deciding: 0,
             phase: Phase::Active,
@@ -140,6 +148,10 @@ impl World {
             calm = calm.max(start + 1);
             world.schedule(start, Event::Connect(conn));
         }
+        for stream in 0..world.plan.streams.len() {
+            let start = world.plan.streams[stream].start;
+            world.schedule(start, Event::Stream(stream));
+        }
         for kind in 0..world.plan.faults.len() {
             world.next_fault(kind);
         }
@@ -158,7 +170,7 @@ impl World {
         self.failure.is_none() && !self.done
     }
 
-    fn lives(&self, host: usize, boot: u32) -> bool {
+    pub(crate) fn lives(&self, host: usize, boot: u32) -> bool {
         self.hosts[host].boot == boot && self.hosts[host].device.is_some()
     }
 
@@ -193,6 +205,8 @@ impl World {
             Event::Resume(id) => self.resume(id),
             Event::Receive(id) => self.post_receive(id),
             Event::UdSend(host) => self.send_ud(host),
+            Event::Stream(n) => self.begin_stream(n),
+            Event::StreamSend(n) => self.send_stream(n),
             Event::Poll(id) => self.poll_completions(id),
             Event::End(id) => {
                 let may = self.phase != Phase::Fresh;

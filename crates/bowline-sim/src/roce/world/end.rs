@@ -104,6 +104,11 @@ impl World {
     fn close(&mut self) {
         for host in 0..self.hosts.len() {
             self.close_port(host);
+        }
+        for stream in 0..self.streams.len() {
+            self.close_stream(stream);
+        }
+        for host in 0..self.hosts.len() {
             let listener = self.hosts[host].listener.take();
             let (Some(id), Some(device)) = (listener, &mut self.hosts[host].device) else {
                 continue;
