@@ -21,7 +21,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bowline_verbs::{
-    CmEvent, CmId, ConnParam, ConnRequest, Error, InvalidReason, Object, QpState, Qpn,
+    CmEvent, CmId, ConnParam, ConnRequest, Error, Feature, InvalidReason, Object, QpState, Qpn,
     RejectReason, RequestPart,
 };
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
@@ -185,6 +185,7 @@ impl Cm {
         remote: SocketAddr,
         param: &ConnParam,
     ) -> Result<CmId, Error> {
+        led_by_device(param)?;
         RequestPart::ConnectData.check(param.private_data.len() as u64, CONNECT_DATA as u64)?;
         let mut st = self.lock();
         st.usable(&qp)?;
@@ -204,6 +205,7 @@ impl Cm {
     }
 
     pub(crate) fn accept(&self, id: CmId, qp: Arc<Qp>, param: &ConnParam) -> Result<(), Error> {
+        led_by_device(param)?;
         RequestPart::AcceptData.check(param.private_data.len() as u64, ACCEPT_DATA as u64)?;
         let mut st = self.lock();
         st.usable(&qp)?;
@@ -659,6 +661,11 @@ fn of(event: &CmEvent) -> CmId {
 }
 
 /// Returns the parameters for librdmacm, which point to the private data.
+/// Refuses a queue pair that the program leads.
+fn led_by_device(param: &ConnParam) -> Result<(), Error> {
+    if param.is_led { Err(Error::NotSupported(Feature::LedQueuePair)) } else { Ok(()) }
+}
+
 fn conn_param(param: &ConnParam, qpn: Qpn) -> RdmaConnParam {
     RdmaConnParam {
         private_data: param.private_data.as_ptr().cast(),

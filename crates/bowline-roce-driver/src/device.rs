@@ -14,7 +14,7 @@ use bowline_roce::{
 use bowline_verbs::{
     Access, AsyncEvent, Buffer, CmEvent, CmId, Completion, ConnParam, CqId, Device, DeviceAttr,
     Error, InvalidReason, MrKeys, Mtu, MwBind, MwType, PathStats, PdId, QpAttr, QpInit, QpState,
-    Qpn, RecvWr, SendFlags, SendWr, SrqAttr, SrqChange, SrqId, SrqInit,
+    Qpn, RecvWr, RejectReason, SendFlags, SendWr, SrqAttr, SrqChange, SrqId, SrqInit,
 };
 
 use crate::capture::Capture;
@@ -222,6 +222,20 @@ impl SoftDevice {
         st.core.notify_cq(cq, solicited)?;
         self.shared.hand_to_helper(&mut st, now);
         Ok(())
+    }
+
+    /// Refuses a connection request, or the answer to a connect whose queue pair the program leads,
+    /// for this reason.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`], [`Error::NoSuch`].
+    pub fn reject_for(
+        &self,
+        id: CmId,
+        reason: RejectReason,
+        private_data: &[u8],
+    ) -> Result<(), Error> {
+        self.act(|st, now| st.core.reject_for(now, id, reason, private_data))
     }
 
     /// Takes in a datagram that another process has received for this device, after what has come
@@ -611,6 +625,18 @@ impl Device for SoftDevice {
 
     fn reject(&self, id: CmId, private_data: &[u8]) -> Result<(), Error> {
         self.act(|st, now| st.core.reject(now, id, private_data))
+    }
+
+    fn connection_attr(&self, id: CmId, to: QpState) -> Result<QpAttr, Error> {
+        self.set(|core| core.connection_attr(id, to))
+    }
+
+    fn establish(&self, id: CmId) -> Result<(), Error> {
+        self.act(|st, now| st.core.establish(now, id))
+    }
+
+    fn note_established(&self, id: CmId) -> Result<bool, Error> {
+        self.act(|st, now| st.core.note_established(now, id))
     }
 
     fn disconnect(&self, id: CmId) -> Result<(), Error> {

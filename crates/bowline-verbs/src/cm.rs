@@ -14,6 +14,10 @@ pub struct CmId(pub u32);
 pub struct ConnParam {
     /// The queue pair of this side; it must be in RESET or INIT, and goes to RTS.
     pub qpn: Qpn,
+    /// The program leads the queue pair through its states itself, by
+    /// [`Device::connection_attr`](crate::Device::connection_attr): the device leaves it as it is,
+    /// and the answer to a connect is [`CmEvent::Responded`].
+    pub is_led: bool,
     /// Private data for the peer: at most 56 bytes with a connect, 196 with an accept [CMA-5].
     pub private_data: Vec<u8>,
     /// Most READs and atomics that this side answers concurrently.
@@ -34,6 +38,7 @@ impl Default for ConnParam {
     fn default() -> Self {
         Self {
             qpn: Qpn(0),
+            is_led: false,
             private_data: Vec::new(),
             responder_resources: 16,
             initiator_depth: 16,
@@ -86,6 +91,8 @@ impl RejectReason {
     pub const INVALID_MTU: Self = Self(26);
     /// Refused by the program.
     pub const CONSUMER: Self = Self(28);
+    /// Refused for its vendor's options.
+    pub const VENDOR_OPTION: Self = Self(35);
 
     /// Returns the meaning of the number; `None` for an unassigned number.
     pub const fn text(self) -> Option<&'static str> {
@@ -175,6 +182,20 @@ pub enum CmEvent {
         /// Agreed number of READs and atomics that this side has outstanding.
         initiator_depth: u8,
     },
+    /// The peer accepts a connect whose queue pair the program leads: make it ready, then call
+    /// [`Device::establish`](crate::Device::establish).
+    Responded {
+        /// The connection.
+        id: CmId,
+        /// 196 bytes.
+        private_data: Vec<u8>,
+        /// Agreed number of READs and atomics that this side answers concurrently.
+        responder_resources: u8,
+        /// Agreed number of READs and atomics that this side has outstanding.
+        initiator_depth: u8,
+        /// The peer's queue pair.
+        remote_qpn: Qpn,
+    },
     /// The peer refused.
     Rejected {
         /// The connection.
@@ -207,6 +228,7 @@ impl CmEvent {
         match self {
             Self::ConnectRequest { id, .. }
             | Self::Established { id, .. }
+            | Self::Responded { id, .. }
             | Self::Rejected { id, .. }
             | Self::Unreachable { id }
             | Self::Disconnected { id }

@@ -330,6 +330,35 @@ pub trait Device: Send + Sync {
     /// [`Error::Invalid`], [`Error::NoSuch`].
     fn reject(&self, id: CmId, private_data: &[u8]) -> Result<(), Error>;
 
+    /// Returns the attributes of the transition to INIT, RTR or RTS of a connection's queue pair
+    /// that the program leads ([`ConnParam::is_led`]).
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`]; [`Error::Invalid`] for other states, and for RTR and RTS before the
+    /// peer's values are known; [`Error::NotSupported`].
+    fn connection_attr(&self, _id: CmId, _to: QpState) -> Result<QpAttr, Error> {
+        Err(Error::NotSupported(Feature::LedQueuePair))
+    }
+
+    /// Completes a connect that the peer has accepted ([`CmEvent::Responded`]).
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`]; [`Error::Invalid`] in another state; [`Error::NotSupported`].
+    fn establish(&self, _id: CmId) -> Result<(), Error> {
+        Err(Error::NotSupported(Feature::LedQueuePair))
+    }
+
+    /// Notes that a message has arrived on the queue pair of an accepted request: its connection is
+    /// established, although the peer's message that says so has not come. Returns whether this was
+    /// news.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`]; [`Error::Invalid`] before the request is accepted;
+    /// [`Error::NotSupported`].
+    fn note_established(&self, _id: CmId) -> Result<bool, Error> {
+        Err(Error::NotSupported(Feature::LedQueuePair))
+    }
+
     /// Ends a connection: its queue pair goes to ERR and everything posted on it is flushed.
     ///
     /// # Errors

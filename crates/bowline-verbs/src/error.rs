@@ -213,6 +213,8 @@ pub enum Feature {
     PersistentMemory,
     /// [`Buffer::of_process`](crate::Buffer::of_process).
     ForeignMemory,
+    /// [`ConnParam::is_led`](crate::ConnParam::is_led).
+    LedQueuePair,
 }
 
 impl fmt::Display for Feature {
@@ -227,6 +229,7 @@ impl fmt::Display for Feature {
             Self::SharedReceiveQueue => "a shared receive queue",
             Self::PersistentMemory => "memory that outlives a loss of power",
             Self::ForeignMemory => "memory of another process",
+            Self::LedQueuePair => "a connection whose queue pair the program leads",
         })
     }
 }

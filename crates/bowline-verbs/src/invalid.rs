@@ -97,6 +97,10 @@ pub enum InvalidReason {
     NotARequest,
     /// There is no connection yet.
     NotEstablished,
+    /// The connection is not one that the peer has accepted and this side has not completed.
+    NotResponded,
+    /// There are no attributes of this state for a connection, or not yet.
+    NoConnectionAttr(QpState),
     /// A device without an address.
     NoAddr,
     /// Several interfaces have this link-local address.
@@ -183,6 +187,10 @@ impl fmt::Display for InvalidReason {
             Self::RemoteAddr => "the remote address is not one to connect to",
             Self::NotARequest => "not a connection request, or one already answered",
             Self::NotEstablished => "there is no connection yet",
+            Self::NotResponded => "the peer has not accepted, or the connection is complete",
+            Self::NoConnectionAttr(state) => {
+                return write!(f, "the connection has no attributes for {state}, or not yet");
+            }
             Self::NoAddr => "a device needs at least one address",
             Self::SeveralInterfaces(addr) => {
                 return write!(

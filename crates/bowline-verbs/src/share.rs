@@ -186,6 +186,9 @@ impl Device for SharedDevice {
         fn post_srq_recv(&self, srq: SrqId, wrs: &[RecvWr<'_>]) -> Result<(), (usize, Error)>;
         fn accept(&self, id: CmId, param: &ConnParam) -> Result<(), Error>;
         fn reject(&self, id: CmId, private_data: &[u8]) -> Result<(), Error>;
+        fn connection_attr(&self, id: CmId, to: QpState) -> Result<QpAttr, Error>;
+        fn establish(&self, id: CmId) -> Result<(), Error>;
+        fn note_established(&self, id: CmId) -> Result<bool, Error>;
         fn disconnect(&self, id: CmId) -> Result<(), Error>;
     }
 

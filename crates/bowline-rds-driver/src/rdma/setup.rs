@@ -349,6 +349,7 @@ fn param(port: &Port, pair: &Pair, shape: &RdmaShape) -> ConnParam {
     let depth = port.device.attr().max_qp_rd_atom;
     ConnParam {
         qpn: pair.qpn,
+        is_led: false,
         private_data: shape.private_data.to_vec(),
         responder_resources: depth,
         initiator_depth: depth,

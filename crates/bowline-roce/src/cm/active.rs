@@ -57,6 +57,7 @@ impl Manager {
             local,
             remote,
             qpn: Some(param.qpn),
+            is_led: param.is_led,
             peer: None,
             transaction: self.transaction(comm_id),
             // [CMA-11]
@@ -83,14 +84,16 @@ impl Manager {
         };
         let req = self.req(&conn, param);
         let mad = CmMad { transaction: conn.transaction, message: CmMessage::Req(req) };
-        let init = QpOrder {
-            id,
-            qpn: param.qpn,
-            steps: vec![conn.to_init()],
-            awaited: false,
-            gap_reports: false,
-        };
-        self.outputs.push_back(Output::Order(init));
+        if !conn.is_led {
+            let init = QpOrder {
+                id,
+                qpn: param.qpn,
+                steps: vec![conn.to_init(conn.responder_resources)],
+                awaited: false,
+                gap_reports: false,
+            };
+            self.outputs.push_back(Output::Order(init));
+        }
         let (period, left) = (conn.period, conn.max_retries);
         self.insert(id, conn);
         if let Some(resend) = self.send_until_answered(now, id, Box::new(mad.emit()), period, left)
@@ -121,7 +124,8 @@ impl Manager {
         data[..param.private_data.len()].copy_from_slice(&param.private_data);
         Req {
             local_id: conn.comm_id,
-            vendor: VENDOR_BOWLINE,
+            // The program's own queue pair takes no reports of gaps.
+            vendor: if conn.is_led { 0 } else { VENDOR_BOWLINE },
             service_id: service_id(conn.remote.port()),
             guid: self.port.guid,
             qpn: param.qpn.0,
@@ -176,6 +180,10 @@ impl Manager {
                 self.send_rtu(id);
                 return true;
             }
+            State::Responded if conn.ids().remote == rep.local_id => {
+                self.ask_for_time(now, id, Answered::REP);
+                return true;
+            }
             _ => return false,
         }
         if rep.local_id == 0
@@ -214,12 +222,16 @@ impl Manager {
         conn.initiator_depth = rep.responder_resources.min(initiator);
         conn.rnr_retry_count = rep.rnr_retry_count;
         conn.ack_timeout = bounded_timeout(ack_timeout(rep.ack_delay, packet_life));
-        let steps = vec![conn.to_rtr(), conn.to_rts()];
+        let steps = vec![conn.to_rtr(conn.responder_resources), conn.to_rts(conn.initiator_depth)];
         let qpn = conn.qpn.unwrap_or(Qpn(0));
+        let is_led = conn.is_led;
         let gap_reports = rep.vendor == VENDOR_BOWLINE_REP;
         let ip = conn.remote.ip();
         self.by_peer.insert((ip, rep.guid, rep.local_id), id);
         self.by_peer_qp.insert((ip, rep.guid, rep.qpn), id);
+        if is_led {
+            return self.responded(id, rep);
+        }
         self.enter(id, State::RepRcvd(rep.private_data.to_vec()));
         self.outputs.push_back(Output::Order(QpOrder {
             id,
@@ -228,6 +240,31 @@ impl Manager {
             awaited: true,
             gap_reports,
         }));
+    }
+
+    /// Tells the program, which leads the queue pair, that the peer accepts.
+    fn responded(&mut self, id: CmId, rep: &Rep) {
+        self.enter(id, State::Responded);
+        let Some(conn) = self.conns.get(&id) else { return };
+        let event = CmEvent::Responded {
+            id,
+            private_data: rep.private_data.to_vec(),
+            responder_resources: conn.responder_resources,
+            initiator_depth: conn.initiator_depth,
+            remote_qpn: Qpn(rep.qpn),
+        };
+        self.event_on(id, event);
+    }
+
+    /// Completes a connect whose queue pair the program has made ready.
+    pub(crate) fn establish(&mut self, id: CmId) -> Result<(), Error> {
+        let conn = self.conns.get(&id).ok_or(Error::NoSuch(Object::Connection))?;
+        if !matches!(conn.state, State::Responded) {
+            return Err(Error::Invalid(InvalidReason::NotResponded));
+        }
+        self.send_rtu(id);
+        self.enter(id, State::Established);
+        Ok(())
     }
 
     /// Continues after the order for the queue pair. If the queue pair could not be made ready, the

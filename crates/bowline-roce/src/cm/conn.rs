@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! active   ReqSent --REP--> RepRcvd --queue pair ready, RTU--> Established
+//!          ReqSent --REP--> Responded --the program has led it, RTU--> Established
 //! passive  ReqRcvd --accept--> Accepting --queue pair ready, REP--> RepSent --RTU--> Established
 //! both     Established --disconnect, DREQ--> DreqSent --DREP--> Timewait --> gone
 //!          Established --DREQ, answered by DREP--> Timewait --> gone
@@ -63,6 +64,8 @@ pub(super) enum State {
     ReqSent(Resend),
     /// The queue pair is being made ready; holds the peer's private data.
     RepRcvd(Vec<u8>),
+    /// The program leads the queue pair, and has not completed the connection.
+    Responded,
     /// The connection is up.
     Established,
     /// Waits for the DREP.
@@ -84,6 +87,8 @@ pub(super) struct Conn {
     pub(super) remote: SocketAddr,
     /// This side's queue pair, `None` until a request is accepted.
     pub(super) qpn: Option<Qpn>,
+    /// The program leads the queue pair: nothing is ordered for it.
+    pub(super) is_led: bool,
     pub(super) peer: Option<Peer>,
     /// Transaction of the handshake [GSI-4].
     pub(super) transaction: u64,
@@ -132,13 +137,34 @@ impl Conn {
 
     /// Tells whether the connection needs its queue pair.
     pub(super) fn holds_qp(&self) -> bool {
-        !matches!(self.state, State::DreqSent(_) | State::Timewait)
+        !self.is_led && !matches!(self.state, State::DreqSent(_) | State::Timewait)
+    }
+
+    /// Returns how many READs and atomics this side answers, and has outstanding: what is agreed, or
+    /// the most that the unanswered request allows.
+    fn depths(&self, most: u8) -> (u8, u8) {
+        match self.state {
+            State::ReqRcvd => (self.initiator_depth.min(most), self.responder_resources.min(most)),
+            _ => (self.responder_resources, self.initiator_depth),
+        }
+    }
+
+    /// Returns the attributes of a transition of the queue pair, if its values are known. `most` is
+    /// the device's limit of READs and atomics.
+    pub(super) fn attr(&self, to: QpState, most: u8) -> Option<QpAttr> {
+        let (responder, initiator) = self.depths(most);
+        match to {
+            QpState::Init => Some(self.to_init(responder)),
+            QpState::Rtr if self.peer.is_some() => Some(self.to_rtr(responder)),
+            QpState::Rts if self.peer.is_some() => Some(self.to_rts(initiator)),
+            _ => None,
+        }
     }
 
     /// From RESET to INIT [CMA-12].
-    pub(super) fn to_init(&self) -> QpAttr {
+    pub(super) fn to_init(&self, responder: u8) -> QpAttr {
         let mut access = Access::REMOTE_WRITE;
-        if self.responder_resources > 0 {
+        if responder > 0 {
             access |= Access::REMOTE_READ | Access::REMOTE_ATOMIC;
             access |= Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT;
         }
@@ -146,7 +172,7 @@ impl Conn {
     }
 
     /// From INIT to RTR [CMA-12] [CMA-16].
-    pub(super) fn to_rtr(&self) -> QpAttr {
+    pub(super) fn to_rtr(&self, responder: u8) -> QpAttr {
         QpAttr {
             state: Some(QpState::Rtr),
             av: Some(AddressVector {
@@ -158,18 +184,18 @@ impl Conn {
             path_mtu: Some(self.mtu),
             dest_qpn: self.peer.map(|peer| Qpn(peer.qpn)),
             rq_psn: Some(self.rq_psn),
-            max_dest_rd_atomic: Some(self.responder_resources),
+            max_dest_rd_atomic: Some(responder),
             min_rnr_timer: Some(self.min_rnr_timer),
             ..QpAttr::default()
         }
     }
 
     /// From RTR to RTS [CMA-12] [CM-35].
-    pub(super) fn to_rts(&self) -> QpAttr {
+    pub(super) fn to_rts(&self, initiator: u8) -> QpAttr {
         QpAttr {
             state: Some(QpState::Rts),
             sq_psn: Some(self.sq_psn),
-            max_rd_atomic: Some(self.initiator_depth),
+            max_rd_atomic: Some(initiator),
             timeout: Some(self.ack_timeout),
             retry_cnt: Some(self.retry_count),
             rnr_retry: Some(self.rnr_retry_count),

@@ -34,7 +34,7 @@ impl Manager {
             return if over { Ok(()) } else { Err(Error::NoSuch(Object::Connection)) };
         };
         match conn.state {
-            State::Established | State::RepSent(_) => {
+            State::Established | State::RepSent(_) | State::Responded => {
                 self.end(now, id);
                 Ok(())
             }
@@ -98,7 +98,7 @@ impl Manager {
         self.mark_proven(id);
         let Some(conn) = self.conns.get(&id) else { return false };
         match conn.state {
-            State::Established | State::RepSent(_) | State::DreqSent(_) => {
+            State::Established | State::RepSent(_) | State::Responded | State::DreqSent(_) => {
                 self.order_error(id);
                 self.event_on(id, CmEvent::Disconnected { id });
                 self.enter_timewait(now, id);
@@ -145,7 +145,7 @@ impl Manager {
                 self.order_error(id);
                 return self.remove(id);
             }
-            State::RepRcvd(_) => Answered::REP,
+            State::RepRcvd(_) | State::Responded => Answered::REP,
             State::ReqRcvd | State::Accepting(_) => Answered::REQ,
         };
         let refusal = Refusal::of(ids, answered, RejectReason::CONSUMER);

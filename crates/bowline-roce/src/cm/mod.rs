@@ -27,7 +27,7 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
 
-use bowline_verbs::{CmEvent, CmId, Error, Object, QpAttr, QpState, Qpn};
+use bowline_verbs::{CmEvent, CmId, Error, InvalidReason, Object, QpAttr, QpState, Qpn};
 use bowline_wire::roce::cm::{CmMad, CmMessage, Ids};
 
 pub use config::CmConfig;
@@ -275,11 +275,19 @@ impl Manager {
 
     /// Orders the queue pair of a connection, if it has one, into ERR.
     fn order_error(&mut self, id: CmId) {
-        if let Some(qpn) = self.conns.get(&id).and_then(|conn| conn.qpn) {
+        let conn = self.conns.get(&id).filter(|conn| !conn.is_led);
+        if let Some(qpn) = conn.and_then(|conn| conn.qpn) {
             let error = QpAttr { state: Some(QpState::Err), ..QpAttr::default() };
             let order = QpOrder { id, qpn, steps: vec![error], awaited: false, gap_reports: false };
             self.outputs.push_back(Output::Order(order));
         }
+    }
+
+    /// Returns the attributes of a transition of a connection's queue pair.
+    pub(crate) fn connection_attr(&self, id: CmId, to: QpState) -> Result<QpAttr, Error> {
+        let conn = self.conns.get(&id).ok_or(Error::NoSuch(Object::Connection))?;
+        let unknown = Error::Invalid(InvalidReason::NoConnectionAttr(to));
+        conn.attr(to, self.port.max_rd_atomic).ok_or(unknown)
     }
 
     /// Stops counting a request as pending at its listener: it was answered or is gone.

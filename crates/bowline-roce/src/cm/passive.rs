@@ -8,7 +8,7 @@ use bowline_verbs::{
     RequestPart,
 };
 use bowline_wire::roce::cm::{
-    CmMad, CmMessage, Ids, REP_PRIVATE_LEN, Rep, Req, TRANSPORT_RC, VENDOR_BOWLINE,
+    Answered, CmMad, CmMessage, Ids, REP_PRIVATE_LEN, Rep, Req, TRANSPORT_RC, VENDOR_BOWLINE,
     VENDOR_BOWLINE_REP,
 };
 use bowline_wire::roce::{CMA_HEADER_LEN, CmaHeader, GSI_QPN, service_port};
@@ -67,11 +67,7 @@ impl Manager {
     fn handle_duplicate_req(&mut self, now: Instant, id: CmId, counters: &mut Counters) -> bool {
         let Some(conn) = self.conns.get(&id) else { return false };
         if matches!(conn.state, State::ReqRcvd) {
-            // An MRA makes the peer wait long, even for a REJ that is lost. So the early
-            // repetitions of a bowline peer are no reason to send one.
-            if now.saturating_since(conn.since) >= time_of(self.config.response_timeout) / 2 {
-                self.send_mra(id);
-            }
+            self.ask_for_time(now, id, Answered::REQ);
             return true;
         }
         // The REP has a resend timer. When that sends no more, the peer's repetition asks for one.
@@ -150,6 +146,7 @@ impl Manager {
             local,
             remote,
             qpn: None,
+            is_led: false,
             peer: Some(Peer {
                 comm_id: req.local_id,
                 guid: req.guid,
@@ -219,7 +216,8 @@ impl Manager {
         let mut private_data = [0; REP_PRIVATE_LEN];
         private_data[..param.private_data.len()].copy_from_slice(&param.private_data);
         let Ids { local, remote } = conn.ids();
-        let gap_reports = conn.peer.is_some_and(|peer| peer.vendor == VENDOR_BOWLINE);
+        let gap_reports =
+            !param.is_led && conn.peer.is_some_and(|peer| peer.vendor == VENDOR_BOWLINE);
         let rep = Rep {
             local_id: local,
             remote_id: remote,
@@ -238,13 +236,21 @@ impl Manager {
         };
         let mad = CmMad { transaction: conn.transaction, message: CmMessage::Rep(rep) };
         let proposed = (conn.responder_resources, conn.initiator_depth);
-        conn.qpn = Some(param.qpn);
+        (conn.qpn, conn.is_led) = (Some(param.qpn), param.is_led);
         conn.min_rnr_timer = param.min_rnr_timer;
         (conn.responder_resources, conn.initiator_depth) = (responder_resources, initiator_depth);
         if param.tos != 0 {
             conn.tos = param.tos;
         }
-        let steps = vec![conn.to_init(), conn.to_rtr(), conn.to_rts()];
+        let steps = if param.is_led {
+            Vec::new()
+        } else {
+            vec![
+                conn.to_init(responder_resources),
+                conn.to_rtr(responder_resources),
+                conn.to_rts(initiator_depth),
+            ]
+        };
         conn.proposed = proposed;
         self.by_qp.insert(param.qpn, id);
         self.enter(id, State::Accepting(Box::new(mad.emit())));
@@ -291,6 +297,20 @@ impl Manager {
         let Some(&id) = self.by_qp.get(&qpn) else { return };
         if self.conns.get(&id).is_some_and(|conn| matches!(conn.state, State::RepSent(_))) {
             self.established(id);
+        }
+    }
+
+    /// Notes that a message has come on the queue pair of an accepted request, as the program says;
+    /// tells whether the connection was not established before.
+    pub(crate) fn note_established(&mut self, id: CmId) -> Result<bool, Error> {
+        let conn = self.conns.get(&id).ok_or(Error::NoSuch(Object::Connection))?;
+        match conn.state {
+            State::RepSent(_) => {
+                self.established(id);
+                Ok(true)
+            }
+            State::Established => Ok(false),
+            _ => Err(Error::Invalid(InvalidReason::NotEstablished)),
         }
     }
 

@@ -83,13 +83,25 @@ impl Manager {
 
     /// Refuses a request on behalf of the program, with at most 148 bytes of private data [CMA-13].
     pub(crate) fn reject(&mut self, id: CmId, private_data: &[u8]) -> Result<(), Error> {
+        self.reject_for(id, RejectReason::CONSUMER, private_data)
+    }
+
+    /// Refuses a request, or the peer's answer to one, for a reason of the program's.
+    pub(crate) fn reject_for(
+        &mut self,
+        id: CmId,
+        reason: RejectReason,
+        private_data: &[u8],
+    ) -> Result<(), Error> {
         RequestPart::RejectData.check(private_data.len() as u64, REJ_PRIVATE_LEN as u64)?;
         let conn = self.conns.get(&id).ok_or(Error::NoSuch(Object::Connection))?;
-        if !matches!(conn.state, State::ReqRcvd) {
-            return Err(Error::Invalid(InvalidReason::NotARequest));
-        }
+        let answered = match conn.state {
+            State::ReqRcvd => Answered::REQ,
+            State::Responded => Answered::REP,
+            _ => return Err(Error::Invalid(InvalidReason::NotARequest)),
+        };
         let (from, to, transaction) = (conn.local.ip(), conn.remote.ip(), conn.transaction);
-        let refusal = Refusal::of(conn.ids(), Answered::REQ, RejectReason::CONSUMER);
+        let refusal = Refusal::of(conn.ids(), answered, reason);
         self.refuse(from, to, transaction, refusal.with_data(private_data));
         self.remove(id);
         Ok(())
@@ -147,7 +159,7 @@ impl Manager {
             State::ReqSent(_) => true,
             State::ReqRcvd => conn.matches_ids(ids) || by_guid() == Some(&id),
             State::RepSent(_) => conn.matches_ids(ids) || by_guid() == Some(&id),
-            State::Established => conn.matches_ids(ids),
+            State::Responded | State::Established => conn.matches_ids(ids),
             State::RepRcvd(_) | State::Accepting(_) | State::DreqSent(_) | State::Timewait => false,
         };
         names_conn.then_some(id)
@@ -165,7 +177,7 @@ impl Manager {
         let keeps_timewait = match conn.state {
             // The peer knows the queue pair and may have sent to it: packets can be late [CM-45]
             // [CM-56].
-            State::Established | State::RepSent(_) | State::RepRcvd(_) => true,
+            State::Established | State::RepSent(_) | State::RepRcvd(_) | State::Responded => true,
             // No queue pair has been used, so nothing can be late.
             State::ReqRcvd => false,
             _ => reason == RejectReason::STALE_CONNECTION,

@@ -4,6 +4,7 @@ mod ends;
 mod forged;
 mod handshake;
 mod hostile;
+mod led;
 mod loss;
 
 use std::net::{IpAddr, SocketAddr};
@@ -349,7 +350,10 @@ impl Manager {
         assert!(self.by_peer_qp.len() <= self.conns.len());
         for (id, conn) in &self.conns {
             assert_eq!(self.by_comm_id.get(&conn.comm_id), Some(id));
-            let timed = !matches!(conn.state, State::ReqRcvd | State::Established);
+            let waits = |state: &State| {
+                matches!(state, State::ReqRcvd | State::Responded | State::Established)
+            };
+            let timed = !waits(&conn.state);
             assert_eq!(conn.timer.is_some(), timed, "{conn:?}");
             if let Some(qpn) = conn.qpn {
                 assert_eq!(self.by_qp.get(&qpn), Some(id));

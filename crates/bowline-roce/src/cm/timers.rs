@@ -123,14 +123,19 @@ impl Manager {
         true
     }
 
-    /// Sends an MRA: the program has not answered yet, and the peer repeats its request [CM-43].
-    pub(super) fn send_mra(&mut self, id: CmId) {
+    /// Sends an MRA: the program has not answered yet, and the peer repeats its message [CM-43]. An
+    /// MRA makes the peer wait long, even for a REJ that is lost. So the early repetitions of a
+    /// bowline peer are no reason to send one.
+    pub(super) fn ask_for_time(&mut self, now: Instant, id: CmId, answered: Answered) {
         let Some(conn) = self.conns.get(&id) else { return };
+        if now.saturating_since(conn.since) < time_of(self.config.response_timeout) / 2 {
+            return;
+        }
         let ids = conn.ids();
         let mra = Mra {
             local_id: ids.local,
             remote_id: ids.remote,
-            answered: Answered::REQ,
+            answered,
             service_timeout: self.config.service_timeout,
         };
         let mad = CmMad { transaction: conn.transaction, message: CmMessage::Mra(mra) };

@@ -8,7 +8,9 @@
 use std::net::{IpAddr, SocketAddr};
 
 use bowline_base::Instant;
-use bowline_verbs::{CmId, ConnParam, Error, InvalidReason, Object, QpState, QpType, Qpn};
+use bowline_verbs::{
+    CmId, ConnParam, Error, InvalidReason, Object, QpAttr, QpState, QpType, Qpn, RejectReason,
+};
 use bowline_wire::roce::MAD_LEN;
 
 use super::{Device, Event};
@@ -83,7 +85,7 @@ impl Device {
             Some(_) => return Err(Error::AddrNotAvailable),
             None => self.nearest(remote.ip()).ok_or(Error::AddrNotAvailable)?,
         };
-        self.check_connectable(param.qpn)?;
+        self.check_connectable(param)?;
         let id = self.cm.manager.connect(now, SocketAddr::new(ip, port), remote, param)?;
         self.cm_drain_outputs(now);
         Ok(id)
@@ -97,7 +99,7 @@ impl Device {
     /// out to be invalid only while the queue pair is made ready; in that case the queue pair is in
     /// ERR, and its posted requests are flushed.
     pub fn accept(&mut self, now: Instant, id: CmId, param: &ConnParam) -> Result<(), Error> {
-        self.check_connectable(param.qpn)?;
+        self.check_connectable(param)?;
         self.cm.manager.accept(id, param)?;
         self.cm_drain_outputs(now);
         self.cm.failed.take().map_or(Ok(()), Err)
@@ -111,6 +113,55 @@ impl Device {
         self.cm.manager.reject(id, private_data)?;
         self.cm_drain_outputs(now);
         Ok(())
+    }
+
+    /// Refuses a connection request, or the answer to a connect whose queue pair the program leads,
+    /// for this reason.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`], [`Error::NoSuch`].
+    pub fn reject_for(
+        &mut self,
+        now: Instant,
+        id: CmId,
+        reason: RejectReason,
+        private_data: &[u8],
+    ) -> Result<(), Error> {
+        self.cm.manager.reject_for(id, reason, private_data)?;
+        self.cm_drain_outputs(now);
+        Ok(())
+    }
+
+    /// Returns the attributes of the transition to INIT, RTR or RTS of a connection's queue pair
+    /// that the program leads.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`]; [`Error::Invalid`] for other states, and for RTR and RTS before the
+    /// peer's values are known.
+    pub fn connection_attr(&self, id: CmId, to: QpState) -> Result<QpAttr, Error> {
+        self.cm.manager.connection_attr(id, to)
+    }
+
+    /// Completes a connect that the peer has accepted and whose queue pair the program has made
+    /// ready.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`]; [`Error::Invalid`] in another state.
+    pub fn establish(&mut self, now: Instant, id: CmId) -> Result<(), Error> {
+        self.cm.manager.establish(id)?;
+        self.cm_drain_outputs(now);
+        Ok(())
+    }
+
+    /// Notes that a message has arrived on the queue pair of an accepted request: its connection is
+    /// established. Returns whether this was news.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`]; [`Error::Invalid`] before the request is accepted.
+    pub fn note_established(&mut self, now: Instant, id: CmId) -> Result<bool, Error> {
+        let is_news = self.cm.manager.note_established(id)?;
+        self.cm_drain_outputs(now);
+        Ok(is_news)
     }
 
     /// Ends a connection: its queue pair goes to ERR and everything posted on it is flushed. A
@@ -250,8 +301,13 @@ impl Device {
         own.min_by_key(|ip| bits(**ip) ^ bits(remote)).copied()
     }
 
-    /// Checks that a queue pair can be connected: in RESET, or in INIT with receives posted.
-    fn check_connectable(&self, qpn: Qpn) -> Result<(), Error> {
+    /// Checks that a queue pair can be connected: in RESET, or in INIT with receives posted. One
+    /// that the program leads is its own affair.
+    fn check_connectable(&self, param: &ConnParam) -> Result<(), Error> {
+        let qpn = param.qpn;
+        if param.is_led {
+            return Ok(());
+        }
         let qp = self.qps.get(&qpn.0).ok_or(Error::NoSuch(Object::QueuePair))?;
         if qp.init.qp_type != QpType::Rc {
             return Err(Error::Invalid(InvalidReason::TypeToConnect));

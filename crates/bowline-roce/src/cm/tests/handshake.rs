@@ -13,6 +13,7 @@ fn numbers_go_where_they_belong() {
     let (mut pair, listener) = Pair::listening(config());
     let ours = ConnParam {
         qpn: QP_A,
+        is_led: false,
         private_data: vec![7; 56],
         responder_resources: 4,
         initiator_depth: 9,
@@ -33,6 +34,7 @@ fn numbers_go_where_they_belong() {
 
     let theirs = ConnParam {
         qpn: QP_P,
+        is_led: false,
         private_data: vec![9; 196],
         responder_resources: 6,
         initiator_depth: 6,
