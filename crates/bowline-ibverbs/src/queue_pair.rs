@@ -243,7 +243,7 @@ pub(crate) extern "C" fn ibv_destroy_qp(qp: *mut Qp) -> c_int {
     0
 }
 
-fn state(number: c_uint) -> Option<QpState> {
+pub(crate) fn state(number: c_uint) -> Option<QpState> {
     Some(match number {
         0 => QpState::Reset,
         1 => QpState::Init,
@@ -278,6 +278,29 @@ pub(crate) fn route(opened: &Opened, attr: &AhAttr) -> Option<AddressVector> {
         flow_label,
         tos: traffic_class,
     })
+}
+
+/// The attributes of a transition as programs have them, and which of them are given.
+pub(crate) fn of_transition(opened: &Opened, attr: &bowline_verbs::QpAttr) -> (QpAttr, c_int) {
+    let mut given = 0;
+    let mut mark = |is_given: bool, bit| given |= if is_given { bit } else { 0 };
+    mark(attr.state.is_some(), mask::STATE);
+    mark(attr.port.is_some(), mask::PORT);
+    mark(attr.pkey_index.is_some(), mask::PKEY_INDEX);
+    mark(attr.access.is_some(), mask::ACCESS);
+    mark(attr.qkey.is_some(), mask::QKEY);
+    mark(attr.av.is_some(), mask::AV);
+    mark(attr.path_mtu.is_some(), mask::PATH_MTU);
+    mark(attr.dest_qpn.is_some(), mask::DEST_QPN);
+    mark(attr.rq_psn.is_some(), mask::RQ_PSN);
+    mark(attr.sq_psn.is_some(), mask::SQ_PSN);
+    mark(attr.max_rd_atomic.is_some(), mask::MAX_RD_ATOMIC);
+    mark(attr.max_dest_rd_atomic.is_some(), mask::MAX_DEST_RD_ATOMIC);
+    mark(attr.min_rnr_timer.is_some(), mask::MIN_RNR_TIMER);
+    mark(attr.timeout.is_some(), mask::TIMEOUT);
+    mark(attr.retry_cnt.is_some(), mask::RETRY_CNT);
+    mark(attr.rnr_retry.is_some(), mask::RNR_RETRY);
+    (shown(opened, attr), given)
 }
 
 /// What is to change; `None` for an invalid value.
@@ -353,7 +376,7 @@ extern "C" fn ibv_modify_qp(qp: Option<&Qp>, attr: Option<&QpAttr>, given: c_int
     outcome(result)
 }
 
-fn address(opened: &Opened, of: &AddressVector) -> AhAttr {
+pub(crate) fn address(opened: &Opened, of: &AddressVector) -> AhAttr {
     let index = opened.gids.iter().position(|at| at.addr == of.local).unwrap_or(0);
     AhAttr {
         grh: GlobalRoute {
@@ -366,6 +389,33 @@ fn address(opened: &Opened, of: &AddressVector) -> AhAttr {
         is_global: 1,
         port_num: 1,
         ..AhAttr::default()
+    }
+}
+
+/// Attributes as programs have them; those that are not there are 0.
+fn shown(opened: &Opened, attr: &bowline_verbs::QpAttr) -> QpAttr {
+    let state = attr.state.unwrap_or_default() as c_uint;
+    QpAttr {
+        qp_state: state,
+        cur_qp_state: state,
+        path_mtu: attr.path_mtu.map_or(0, |mtu| mtu as c_uint),
+        qkey: attr.qkey.unwrap_or(0),
+        rq_psn: attr.rq_psn.unwrap_or(0),
+        sq_psn: attr.sq_psn.unwrap_or(0),
+        dest_qp_num: attr.dest_qpn.map_or(0, |qpn| qpn.0),
+        qp_access_flags: attr.access.map_or(0, |access| access.bits()),
+        ah_attr: attr.av.map_or_else(AhAttr::default, |av| address(opened, &av)),
+        pkey_index: PKEY_INDEX,
+        en_sqd_async_notify: attr.sqd_notify.unwrap_or(false).into(),
+        sq_draining: attr.sq_draining.unwrap_or(false).into(),
+        max_rd_atomic: attr.max_rd_atomic.unwrap_or(0),
+        max_dest_rd_atomic: attr.max_dest_rd_atomic.unwrap_or(0),
+        min_rnr_timer: attr.min_rnr_timer.unwrap_or(0),
+        port_num: attr.port.unwrap_or(0),
+        timeout: attr.timeout.unwrap_or(0),
+        retry_cnt: attr.retry_cnt.unwrap_or(0),
+        rnr_retry: attr.rnr_retry.unwrap_or(0),
+        ..QpAttr::default()
     }
 }
 
@@ -383,29 +433,7 @@ extern "C" fn ibv_query_qp(
         Err(error) => return failed(&error),
     };
     qp.state.store(state as u32, Relaxed);
-    out.write(QpAttr {
-        qp_state: state as c_uint,
-        cur_qp_state: state as c_uint,
-        path_mtu: attr.path_mtu.map_or(0, |mtu| mtu as c_uint),
-        qkey: attr.qkey.unwrap_or(0),
-        rq_psn: attr.rq_psn.unwrap_or(0),
-        sq_psn: attr.sq_psn.unwrap_or(0),
-        dest_qp_num: attr.dest_qpn.map_or(0, |qpn| qpn.0),
-        qp_access_flags: attr.access.map_or(0, |access| access.bits()),
-        cap: qp.own.cap,
-        ah_attr: attr.av.map_or_else(AhAttr::default, |av| address(opened, &av)),
-        pkey_index: PKEY_INDEX,
-        en_sqd_async_notify: attr.sqd_notify.unwrap_or(false).into(),
-        sq_draining: attr.sq_draining.unwrap_or(false).into(),
-        max_rd_atomic: attr.max_rd_atomic.unwrap_or(0),
-        max_dest_rd_atomic: attr.max_dest_rd_atomic.unwrap_or(0),
-        min_rnr_timer: attr.min_rnr_timer.unwrap_or(0),
-        port_num: attr.port.unwrap_or(0),
-        timeout: attr.timeout.unwrap_or(0),
-        retry_cnt: attr.retry_cnt.unwrap_or(0),
-        rnr_retry: attr.rnr_retry.unwrap_or(0),
-        ..QpAttr::default()
-    });
+    out.write(QpAttr { cap: qp.own.cap, ..shown(opened, &attr) });
     init.write(QpInitAttr {
         qp_context: qp.qp_context,
         // SAFETY: queues are not destroyed before the queue pair.

@@ -117,6 +117,15 @@ fn pair(
     }
 }
 
+/// Runs a client until it succeeds: its server may not listen yet.
+fn until_good(run: impl Fn() -> (bool, String)) {
+    let begun = Instant::now();
+    while let (false, said) = run() {
+        assert!(begun.elapsed() < STARTING, "{said}");
+        thread::sleep(PAUSE);
+    }
+}
+
 fn is_there(tool: &str, package: &str) -> bool {
     let is_there =
         Command::new(tool).arg("-h").stdout(Stdio::null()).stderr(Stdio::null()).status();
@@ -226,6 +235,15 @@ fn connections_of_rdmacm_utils_pass() {
     );
     run(&format!("rdma_server -s {to}"), &format!("rdma_client -s {to}"));
     run("rdma_xserver -c r", &format!("rdma_xclient -s {to} -c r"));
+    // The programs lead their queue pairs themselves.
+    let said =
+        run(&format!("rping -s -a {to} -C 5 -v -q"), &format!("rping -c -a {to} -C 5 -v -q"));
+    assert_eq!(said.matches("ping data: rdma-ping-").count(), 10, "{said}");
+    run(&format!("rping -s -a {to} -C 5 -q"), &format!("rping -c -a {to} -C 5"));
+    run(&format!("rping -s -a {to} -C 5"), &format!("rping -c -a {to} -C 5 -q"));
+    // The server of this one serves for ever.
+    let _server = start(&names, at[0], &["cmtime", "-b", to]);
+    until_good(|| end(start(&names, at[1], &["cmtime", "-s", to, "-c", "20"])));
 }
 
 /// A host for processes that share one address.

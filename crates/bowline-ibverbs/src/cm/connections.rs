@@ -1,22 +1,29 @@
 //! Connecting, listening, accepting, rejecting and disconnecting.
 
 use core::ffi::{c_int, c_uint, c_void};
-use core::{ptr, slice};
+use core::{mem, ptr, slice};
 
-use bowline_verbs::{ConnParam as Wanted, ConnRequest, Device as _, Qpn};
+use bowline_verbs::{
+    Access, ConnParam as Wanted, ConnRequest, Device as _, QpAttr as Attr, QpState, Qpn,
+    RejectReason,
+};
 
 use super::abi::{CmEvent, CmId, ConnParam};
 use super::addr;
 use super::events::{kind, rdma_get_cm_event};
 use super::ids::{complete, forget_event, learn, opened, rdma_migrate_id, refuse};
 use super::queue_pairs::{ListenerQp, rdma_create_qp};
-use crate::abi::QpInitAttr;
+use crate::abi::{QpAttr, QpInitAttr};
 use crate::events::lock;
+use crate::queue_pair::{of_transition, state};
 
 /// Retransmissions of calls that say nothing of them.
 const RETRIES: u8 = 7;
 /// Least time code of answers without a receive, about 0.6 ms.
 const RNR_TIMER: u8 = 12;
+
+/// Rights that a program may give a queue pair.
+const RIGHTS: Access = Access::REMOTE_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
 
 /// Bytes that a program sends along.
 ///
@@ -44,6 +51,7 @@ fn wanted(id: &CmId, param: Option<&ConnParam>, request: Option<&ConnRequest>) -
     };
     Some(Wanted {
         qpn: qp.map(|qp| qp.own.qpn).or_else(|| param.map(|param| Qpn(param.qp_num)))?,
+        is_led: qp.is_none(),
         // SAFETY: as C has it.
         private_data: param
             .map(|param| unsafe { data(param.private_data, param.private_data_len) })
@@ -63,10 +71,6 @@ extern "C" fn rdma_connect(id: Option<&CmId>, param: Option<&ConnParam>) -> c_in
     let route = id.route.get();
     let (local, remote) = (addr::of(&route.src_addr), addr::of(&route.dst_addr));
     let (Some(opened), Some(remote)) = (opened(), remote) else { return refuse(libc::EINVAL) };
-    if id.qp.get().is_null() {
-        // A queue pair that the program leads through its states itself.
-        return refuse(libc::EOPNOTSUPP);
-    }
     let Some(wanted) = wanted(id, param, None) else { return refuse(libc::EINVAL) };
     if lock(&id.own.state).number.is_some() {
         return refuse(libc::EINVAL);
@@ -162,9 +166,6 @@ extern "C" fn rdma_accept(id: Option<&CmId>, param: Option<&ConnParam>) -> c_int
         (state.number, state.request.clone())
     };
     let (Some(number), Some(request)) = (number, request) else { return refuse(libc::EINVAL) };
-    if id.qp.get().is_null() {
-        return refuse(libc::EOPNOTSUPP);
-    }
     let Some(wanted) = wanted(id, param, Some(&request)) else { return refuse(libc::EINVAL) };
     match opened.soft.accept(number, &wanted) {
         Ok(()) => {
@@ -175,12 +176,11 @@ extern "C" fn rdma_accept(id: Option<&CmId>, param: Option<&ConnParam>) -> c_int
     }
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn rdma_reject(id: Option<&CmId>, at: *const c_void, len: u8) -> c_int {
+fn reject(id: Option<&CmId>, reason: RejectReason, at: *const c_void, len: u8) -> c_int {
     let (Some(id), Some(opened)) = (id, opened()) else { return refuse(libc::EINVAL) };
     let Some(number) = lock(&id.own.state).number else { return refuse(libc::EINVAL) };
     // SAFETY: as C has it.
-    match opened.soft.reject(number, &unsafe { data(at, len) }) {
+    match opened.soft.reject_for(number, reason, &unsafe { data(at, len) }) {
         Ok(()) => {
             lock(&id.own.state).request = None;
             0
@@ -190,8 +190,75 @@ extern "C" fn rdma_reject(id: Option<&CmId>, at: *const c_void, len: u8) -> c_in
 }
 
 #[unsafe(no_mangle)]
+extern "C" fn rdma_reject(id: Option<&CmId>, at: *const c_void, len: u8) -> c_int {
+    reject(id, RejectReason::CONSUMER, at, len)
+}
+
+#[unsafe(no_mangle)]
 extern "C" fn rdma_reject_ece(id: Option<&CmId>, at: *const c_void, len: u8) -> c_int {
-    rdma_reject(id, at, len)
+    reject(id, RejectReason::VENDOR_OPTION, at, len)
+}
+
+/// Enhanced connection establishment is of vendors: no peer offers any.
+#[unsafe(no_mangle)]
+extern "C" fn rdma_get_remote_ece(
+    id: Option<&CmId>,
+    out: Option<&mut mem::MaybeUninit<[u32; 3]>>,
+) -> c_int {
+    let (Some(_), Some(out)) = (id, out) else { return refuse(libc::EINVAL) };
+    out.write([0; 3]);
+    0
+}
+
+/// There is nothing to offer a peer, which is what the queue pairs of this device say.
+#[unsafe(no_mangle)]
+extern "C" fn rdma_set_local_ece(id: Option<&CmId>, ece: Option<&[u32; 3]>) -> c_int {
+    match (id, ece) {
+        (Some(_), Some([0, _, 0])) => 0,
+        (Some(_), Some(_)) => refuse(libc::EOPNOTSUPP),
+        _ => refuse(libc::EINVAL),
+    }
+}
+
+/// Completes a connect, after the program has made its queue pair ready.
+#[unsafe(no_mangle)]
+extern "C" fn rdma_establish(id: Option<&CmId>) -> c_int {
+    let (Some(id), Some(opened)) = (id, opened()) else { return refuse(libc::EINVAL) };
+    let number = lock(&id.own.state).number;
+    let Some(number) = number.filter(|_| id.qp.get().is_null()) else {
+        return refuse(libc::EINVAL);
+    };
+    opened.soft.establish(number).map_or_else(|error| refuse(error.errno().0), |()| 0)
+}
+
+/// The attributes of the transition to the state in `out` of the queue pair that belongs to an id.
+#[unsafe(no_mangle)]
+extern "C" fn rdma_init_qp_attr(
+    id: Option<&CmId>,
+    out: Option<&mut QpAttr>,
+    given: Option<&mut c_int>,
+) -> c_int {
+    let (Some(id), Some(out), Some(given)) = (id, out, given) else { return refuse(libc::EINVAL) };
+    let Some(opened) = opened().filter(|_| !id.verbs.get().is_null()) else {
+        return refuse(libc::EINVAL);
+    };
+    let Some(to) = state(out.qp_state) else { return refuse(libc::EINVAL) };
+    let number = lock(&id.own.state).number;
+    let mut attr = match (number, to) {
+        (Some(number), _) => match opened.soft.connection_attr(number, to) {
+            Ok(attr) => attr,
+            Err(error) => return refuse(error.errno().0),
+        },
+        (None, QpState::Init) => Attr { state: Some(to), access: Some(RIGHTS), ..Attr::default() },
+        (None, _) => return refuse(libc::EINVAL),
+    };
+    if to == QpState::Init {
+        (attr.port, attr.pkey_index) = (Some(id.port_num.get()), Some(0));
+        attr.access = attr.access.map(|access| (access & RIGHTS) | Access::LOCAL_WRITE);
+    }
+    attr.min_rnr_timer = attr.min_rnr_timer.map(|_| RNR_TIMER);
+    (*out, *given) = of_transition(opened, &attr);
+    0
 }
 
 #[unsafe(no_mangle)]
@@ -204,8 +271,18 @@ extern "C" fn rdma_disconnect(id: Option<&CmId>) -> c_int {
     }
 }
 
-/// The device notices by itself that a peer is there.
+/// A message has come on the queue pair of an accepted request, whose connection is established.
+/// The device notices this by itself too.
 #[unsafe(no_mangle)]
-extern "C" fn rdma_notify(id: Option<&CmId>, _event: c_uint) -> c_int {
-    id.map_or_else(|| refuse(libc::EINVAL), |_| 0)
+extern "C" fn rdma_notify(id: Option<&CmId>, event: c_uint) -> c_int {
+    /// `IBV_EVENT_COMM_EST`.
+    const COMM_EST: c_uint = 4;
+    let (Some(id), Some(opened)) = (id, opened()) else { return refuse(libc::EINVAL) };
+    let number = lock(&id.own.state).number;
+    let Some(number) = number.filter(|_| event == COMM_EST) else { return refuse(libc::EINVAL) };
+    match opened.soft.note_established(number) {
+        Ok(true) => 0,
+        Ok(false) => refuse(libc::EISCONN),
+        Err(error) => refuse(error.errno().0),
+    }
 }

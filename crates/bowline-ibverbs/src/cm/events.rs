@@ -20,6 +20,7 @@ pub(super) mod kind {
     pub(crate) const ADDR_ERROR: c_uint = 1;
     pub(crate) const ROUTE_RESOLVED: c_uint = 2;
     pub(crate) const CONNECT_REQUEST: c_uint = 4;
+    pub(crate) const CONNECT_RESPONSE: c_uint = 5;
     pub(crate) const UNREACHABLE: c_uint = 7;
     pub(crate) const REJECTED: c_uint = 8;
     pub(crate) const ESTABLISHED: c_uint = 9;
@@ -40,6 +41,8 @@ pub(crate) struct Pending {
     data: Vec<u8>,
     responder_resources: u8,
     initiator_depth: u8,
+    /// The peer's queue pair.
+    remote_qpn: u32,
 }
 
 /// What is kept for a channel.
@@ -64,6 +67,7 @@ impl Pending {
             data: Vec::new(),
             responder_resources: 0,
             initiator_depth: 0,
+            remote_qpn: 0,
         }
     }
 
@@ -142,6 +146,19 @@ fn happened(of: Handle<CmId>, event: Happened) -> Pending {
             let new = Pending::new(of, kind::ESTABLISHED, 0);
             Pending { data: private_data, responder_resources, initiator_depth, ..new }
         }
+        Happened::Responded {
+            private_data,
+            responder_resources,
+            initiator_depth,
+            remote_qpn,
+            ..
+        } => Pending {
+            data: private_data,
+            responder_resources,
+            initiator_depth,
+            remote_qpn: remote_qpn.0,
+            ..Pending::new(of, kind::CONNECT_RESPONSE, 0)
+        },
         Happened::Rejected { reason, private_data, .. } => {
             let new = Pending::new(of, kind::REJECTED, reason.0.into());
             Pending { data: private_data, ..new }
@@ -169,8 +186,8 @@ pub(super) extern "C" fn rdma_destroy_event_channel(channel: *mut EventChannel) 
 }
 
 fn read(pending: Pending) -> CmEvent {
-    let Pending { of, event, status, request, mut data, responder_resources, initiator_depth } =
-        pending;
+    let Pending { of, event, status, request, mut data, remote_qpn, .. } = pending;
+    let Pending { responder_resources, initiator_depth, .. } = pending;
     let mut conn = ConnParam {
         private_data: ptr::null(),
         private_data_len: 0,
@@ -180,7 +197,7 @@ fn read(pending: Pending) -> CmEvent {
         retry_count: 7,
         rnr_retry_count: 7,
         srq: 0,
-        qp_num: 0,
+        qp_num: remote_qpn,
     };
     let (mut id, mut listen_id) = (of.0, ptr::null());
     if let Some((number, request)) = request {

@@ -1,5 +1,4 @@
-//! Calls for what connections here do not have: datagrams with their groups, queue pairs that a
-//! program leads through its states, and sockets over RDMA.
+//! Calls for what connections here do not have: datagrams with their groups, and sockets over RDMA.
 
 use core::ffi::c_int;
 
@@ -20,10 +19,6 @@ refused! {
     rdma_join_multicast,
     rdma_join_multicast_ex,
     rdma_leave_multicast,
-    rdma_establish,
-    rdma_init_qp_attr,
-    rdma_get_remote_ece,
-    rdma_set_local_ece,
     rsocket,
     rbind,
     rlisten,
