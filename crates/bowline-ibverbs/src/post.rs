@@ -38,7 +38,8 @@ pub(crate) fn destination(qp: &Qp, ah: Option<&Ah>, qpn: u32, qkey: u32) -> Opti
     } else {
         qp.own.opened.soft.query_qp(qp.own.qpn).ok()?.1.qkey?
     };
-    Some(UdDest { addr: ah?.own.to.remote, qpn: bowline_verbs::Qpn(qpn), qkey })
+    let to = ah?.own.to;
+    Some(UdDest { addr: to.remote, from: Some(to.local), qpn: bowline_verbs::Qpn(qpn), qkey })
 }
 
 /// The list of a request, as the program has it.

@@ -227,14 +227,17 @@ impl Drop for Context {
     }
 }
 
+/// Destination of datagrams, and the own address wanted as their source.
+type Way = (IpAddr, Option<IpAddr>);
+
 /// A protection domain.
 #[derive(Debug)]
 pub(crate) struct Pd {
     pub(crate) id: PdId,
     pub(crate) context: Arc<Context>,
     raw: NonNull<IbvPd>,
-    /// Address handles by destination: datagrams in flight need theirs, so they are kept.
-    ahs: Mutex<HashMap<IpAddr, NonNull<IbvAh>>>,
+    /// Address handles: datagrams in flight need theirs, so they are kept.
+    ahs: Mutex<HashMap<Way, NonNull<IbvAh>>>,
 }
 
 // SAFETY: libibverbs allows every call on it from any thread.
@@ -255,17 +258,22 @@ impl Pd {
         self.raw.as_ptr()
     }
 
-    /// The handle of an address that datagrams go to, from the first own address of its family.
-    pub(crate) fn ah(&self, to: IpAddr) -> Result<*mut IbvAh, Error> {
+    /// The handle of an address that datagrams go to, from this own address, or the first of its
+    /// family.
+    pub(crate) fn ah(&self, to: IpAddr, from: Option<IpAddr>) -> Result<*mut IbvAh, Error> {
         let mut ahs = self.ahs.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = ahs.get(&to) {
+        if let Some(known) = ahs.get(&(to, from)) {
             return Ok(known.as_ptr());
         }
         let gids = self.context.gids();
         let local = |own: &&Gid| matches!(own.addr, IpAddr::V6(a) if a.is_unicast_link_local());
         let wants_local = matches!(to, IpAddr::V6(a) if a.is_unicast_link_local());
         let mut own = gids.iter().filter(|own| own.addr.is_ipv4() == to.is_ipv4());
-        let own = own.find(|own| local(own) == wants_local).ok_or(Error::AddrNotAvailable)?;
+        let own = own.find(|own| match from {
+            Some(from) => own.addr == from.to_canonical(),
+            None => local(own) == wants_local,
+        });
+        let own = own.ok_or(Error::AddrNotAvailable)?;
         let mut attr = AhAttr {
             dgid: gid(to),
             sgid_index: own.index,
@@ -280,7 +288,7 @@ impl Pd {
             libc::ENOMEM | libc::ENOSPC => Error::Limit(Resource::AddressHandles),
             errno => system(format!("making a way to {to}"), errno),
         })?;
-        ahs.insert(to, made);
+        ahs.insert((to, from), made);
         Ok(made.as_ptr())
     }
 }

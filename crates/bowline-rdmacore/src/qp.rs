@@ -249,7 +249,7 @@ impl Qp {
                 if let Some(imm) = imm {
                     (out.opcode, out.imm_or_key) = (3, imm.to_be());
                 }
-                let ah = self.pd.ah(to.addr)?;
+                let ah = self.pd.ah(to.addr, to.from)?;
                 out.wr.ud = WrUd { ah, remote_qpn: to.qpn.0, remote_qkey: to.qkey };
             }
         }

@@ -555,7 +555,7 @@ fn datagrams_arrive_with_their_header() {
     let addrs = two.attr().addrs;
     assert!(!addrs.is_empty());
     for addr in addrs {
-        let dest = UdDest { addr, qpn: b.qpn, qkey: 0x2222 };
+        let dest = UdDest { addr, from: None, qpn: b.qpn, qkey: 0x2222 };
         for imm in [None, Some(0x0102_0304)] {
             b.receive(1, 0, 2048);
             a.buffer.write(0, b"to whom it may concern");
@@ -577,7 +577,7 @@ fn datagrams_arrive_with_their_header() {
         }
     }
     let mtu = one.attr().mtu.bytes() as u32;
-    let dest = UdDest { addr: one.attr().addrs[0], qpn: b.qpn, qkey: 0x2222 };
+    let dest = UdDest { addr: one.attr().addrs[0], from: None, qpn: b.qpn, qkey: 0x2222 };
     for (op, len) in [(SendOp::Datagram(dest, None), mtu + 1), (SendOp::Send, 8)] {
         let (sges, flags) = ([a.sge(0, len)], SendFlags::SIGNALED);
         let wr = SendWr { id: 9, op, sges: &sges, inline: &[], flags };

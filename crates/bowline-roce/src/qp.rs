@@ -11,8 +11,12 @@
 //!   UC and UD: RTS -- a message cannot be sent --> SQE --> RTS
 //! ```
 
+use std::net::IpAddr;
+
 use bowline_base::Instant;
-use bowline_verbs::{Error, InvalidReason, Mtu, QpAttr, QpAttrName, QpInit, QpState, QpType, Qpn};
+use bowline_verbs::{
+    Error, InvalidReason, Mtu, QpAttr, QpAttrName, QpInit, QpState, QpType, Qpn, UdDest,
+};
 
 use crate::burst::{Route, source_port, unconnected_source_port};
 use crate::config::{Config, GiveUp};
@@ -337,9 +341,14 @@ impl Qp {
         Some(Route { from: av.local, to: av.remote, source_port, tos: av.tos })
     }
 
-    /// Returns the route of a datagram; `None` if no local address is of this family.
-    pub(crate) fn datagram_route(&self, to: std::net::IpAddr, config: &Config) -> Option<Route> {
-        let from = config.addrs.iter().find(|addr| addr.is_ipv4() == to.is_ipv4())?;
+    /// Returns the route of a datagram; `None` if no local address is of this family, or the one
+    /// asked for is not.
+    pub(crate) fn datagram_route(&self, dest: &UdDest, config: &Config) -> Option<Route> {
+        let (to, wanted) = (dest.addr, dest.from.map(|from| from.to_canonical()));
+        let fits = |addr: &&IpAddr| {
+            addr.is_ipv4() == to.is_ipv4() && wanted.is_none_or(|from| from == **addr)
+        };
+        let from = config.addrs.iter().find(fits)?;
         let source_port = config.source_port.unwrap_or_else(|| unconnected_source_port(self.qpn.0));
         Some(Route { from: *from, to, source_port, tos: 0 })
     }

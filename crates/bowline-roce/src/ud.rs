@@ -234,7 +234,7 @@ mod tests {
         }
 
         fn feed(&mut self, qkey: u32, imm: Option<u32>, payload: &[u8]) -> PacketOutcome {
-            let dest = UdDest { addr: IpAddr::from([0; 4]), qpn: Qpn(1), qkey };
+            let dest = UdDest { addr: IpAddr::from([0; 4]), from: None, qpn: Qpn(1), qkey };
             let bytes = datagram(dest, imm, payload);
             let packet = Packet::parse(&bytes).unwrap();
             let network = network_header([10, 0, 0, 1].into(), [10, 0, 0, 2].into(), 7, 60);
@@ -259,7 +259,7 @@ mod tests {
     /// The first 20 bytes of the vectors V5 to V11, and their length without ICRC.
     #[test]
     fn datagrams_of_the_general_services_are_as_recorded() {
-        let dest = UdDest { addr: IpAddr::from([0; 4]), qpn: Qpn(1), qkey: QKEY };
+        let dest = UdDest { addr: IpAddr::from([0; 4]), from: None, qpn: Qpn(1), qkey: QKEY };
         let (source, psn) = (Qpn(1), Psn::ZERO);
         let head = Datagram { dest, source, psn, imm: None, solicited: false, ack_req: true };
         let mut out = Vec::new();

@@ -25,6 +25,11 @@ pub struct CqId(pub u32);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Qpn(pub u32);
 
+impl Qpn {
+    /// Stands for all queue pairs attached to a multicast group.
+    pub const MULTICAST: Self = Self(0xff_ffff);
+}
+
 /// Id of a shared receive queue of one device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SrqId(pub u32);

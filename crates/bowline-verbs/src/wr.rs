@@ -55,9 +55,11 @@ pub struct Piece {
 /// Destination of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UdDest {
-    /// Address.
+    /// Address; of a multicast group, all queue pairs attached to it get the datagram.
     pub addr: IpAddr,
-    /// Queue pair.
+    /// Local address to send from; `None`: the first of the same family.
+    pub from: Option<IpAddr>,
+    /// Queue pair; [`Qpn::MULTICAST`] for a group.
     pub qpn: Qpn,
     /// Its queue key.
     pub qkey: u32,

@@ -45,7 +45,7 @@ impl Device {
             self.shared.config.source_port.unwrap_or_else(|| unconnected_source_port(GSI_QPN));
         burst.begin(&Route { from, to, source_port, tos: 0 });
         let datagram = Datagram {
-            dest: UdDest { addr: to, qpn: Qpn(GSI_QPN), qkey: GSI_QKEY },
+            dest: UdDest { addr: to, from: Some(from), qpn: Qpn(GSI_QPN), qkey: GSI_QKEY },
             source: Qpn(GSI_QPN),
             psn: self.gsi.next,
             imm: None,

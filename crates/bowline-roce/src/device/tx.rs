@@ -274,7 +274,7 @@ impl Shared {
         }
         let context = self.qp_context(qp);
         let Halves::Ud { sender, .. } = &qp.halves else { return };
-        let route = sender.next_dest().and_then(|dest| qp.datagram_route(dest.addr, &self.config));
+        let route = sender.next_dest().and_then(|dest| qp.datagram_route(&dest, &self.config));
         let Halves::Ud { sender, .. } = &mut qp.halves else { return };
         let outcome = match route {
             Some(route) => {

@@ -162,6 +162,7 @@ fn a_datagram_that_cannot_be_sent_stops_the_send_queue_alone() {
     }
     let other = |pair: &Pair, side: usize| UdDest {
         addr: pair.nodes[side].addr,
+        from: None,
         qpn: pair.nodes[side].qp,
         qkey: 0x1111,
     };

@@ -144,7 +144,7 @@ fn requests_that_are_wrong_in_themselves_are_refused() {
     let now = pair.now;
     let node = &mut pair.nodes[0];
     let remote = node.remote(0);
-    let dest = UdDest { addr: node.addr, qpn: Qpn(5), qkey: 1 };
+    let dest = UdDest { addr: node.addr, from: None, qpn: Qpn(5), qkey: 1 };
     let lists = [node.sge(0, 8), node.sge(0, 7), node.sge(0, u32::MAX as usize)];
     let inline = [0; 257];
     let good = SendWr {
@@ -377,7 +377,7 @@ fn datagrams_arrive_with_their_header() {
             if id > 1 {
                 pair.post_recv(1, id, &room);
             }
-            let op = SendOp::Datagram(UdDest { addr, qpn, qkey }, Some(5));
+            let op = SendOp::Datagram(UdDest { addr, from: None, qpn, qkey }, Some(5));
             pair.post(0, id, op, &from);
             pair.settle();
             if id == 2 {

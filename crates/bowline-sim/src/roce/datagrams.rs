@@ -163,7 +163,7 @@ impl World {
         let imm = self.base.rng.chance(300).then(|| self.base.rng.next() as u32);
         let right_key = !self.base.rng.chance(100);
         let qkey = if right_key { key } else { key ^ 1 << self.base.rng.below(31) };
-        let dest = UdDest { addr: self.hosts[to].addr(), qpn, qkey };
+        let dest = UdDest { addr: self.hosts[to].addr(), from: None, qpn, qkey };
         let from = (self.hosts[host].addr(), port.qpn);
         self.ud_datagrams.push(UdDatagram { from, to: qpn, bytes, imm, right_key, came: 0 });
         let list = sges(&pieces, port.iova, port.local.lkey);
