@@ -1,5 +1,5 @@
-//! One RoCE packet from any bytes, and the same bytes with an ICRC that is right: the checks of the
-//! tests.
+//! One RoCE packet from any bytes, the same bytes with an ICRC that is right, and a management
+//! datagram of them: the checks of the tests.
 #![no_main]
 
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -15,6 +15,7 @@ type Outer = ([u8; 16], [u8; 16], u16, u16);
 fuzz_target!(|input: (Outer, &[u8])| {
     let ((from, to, source_port, ident), bytes) = input;
     checks::packet(bytes);
+    checks::mad(bytes);
     let v4 = |[.., a, b, c, d]: [u8; 16]| Ipv4Addr::from([a, b, c, d]).into();
     checks::icrc(v4(from), v4(to), source_port, ident, bytes);
     let v6 = |address| Ipv6Addr::from(address).into();

@@ -316,3 +316,21 @@ fn a_bad_network_is_survived_and_written_down() {
     let (is_good, said) = end(run("loss=2", &["ibv_devinfo"], "127.81.5.1"));
     assert!(!is_good && said.contains("loss=2: a share from 0% to 100% is wanted"), "{said}");
 }
+
+#[test]
+fn datagrams_of_rdmacm_utils_pass() {
+    if !is_there("rping", "rdmacm-utils") {
+        return;
+    }
+    let names = names("datagrams");
+    let run = |at: [At<'_>; 2], to: &str| {
+        let [server, client] = ["-b", "-s"].map(|way| ["udaddy", way, to, "-c", "3"]);
+        pair(&names, at, &server, &client);
+    };
+    run([At::Addr("127.81.5.1"), At::Addr("127.81.5.2")], "127.81.5.1");
+    // Two processes of one address, and one of another.
+    let path = names.0.join("node.sock");
+    hosted([127, 81, 5, 3].into(), &path, &names.0);
+    run([At::Node(&path); 2], "127.81.5.3");
+    run([At::Node(&path), At::Addr("127.81.5.4")], "127.81.5.3");
+}

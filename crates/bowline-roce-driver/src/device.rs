@@ -23,7 +23,7 @@ use crate::connection_files::ConnectionFiles;
 use crate::identity;
 use crate::line::{self, Line};
 use crate::receive::PumpResult;
-use crate::share::Others;
+use crate::share::{Others, PortSpace};
 use crate::shared::{Shared, State};
 use crate::stats::DriverStats;
 use crate::udp::{Endpoint, ROCE_PORT};
@@ -238,6 +238,37 @@ impl SoftDevice {
         self.act(|st, now| st.core.reject_for(now, id, reason, private_data))
     }
 
+    /// Listens for lookups of the datagram service of a port. They come as
+    /// [`CmEvent::ConnectRequest`], and [`answer`](Self::answer) or [`Device::reject`] ends them.
+    ///
+    /// # Errors
+    /// Those of [`Device::listen`].
+    pub fn listen_datagrams(&self, at: SocketAddr) -> Result<CmId, Error> {
+        self.set(|core| core.listen_datagrams(at))
+    }
+
+    /// Looks up the datagram service of a port, with at most 180 bytes of data. The outcome is an
+    /// event: [`CmEvent::Found`], [`CmEvent::NotFound`] or [`CmEvent::Unreachable`].
+    ///
+    /// # Errors
+    /// [`Error::Invalid`], [`Error::AddrNotAvailable`], [`Error::Limit`].
+    pub fn look_up(
+        &self,
+        local: Option<SocketAddr>,
+        remote: SocketAddr,
+        private_data: &[u8],
+    ) -> Result<CmId, Error> {
+        self.act(|st, now| st.core.look_up(now, local, remote, private_data))
+    }
+
+    /// Answers a lookup with a queue pair and its queue key, and at most 136 bytes of data.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`], [`Error::NoSuch`].
+    pub fn answer(&self, id: CmId, qpn: Qpn, qkey: u32, private_data: &[u8]) -> Result<(), Error> {
+        self.act(|st, now| st.core.answer(now, id, qpn, qkey, private_data))
+    }
+
     /// Takes in a datagram that another process has received for this device, after what has come
     /// to its own sockets: a DREQ that overtook the last acknowledgements would have requests
     /// flushed that the peer has executed.
@@ -255,9 +286,13 @@ impl SoftDevice {
     }
 
     /// Tells whether this device listens at a port of an address.
-    pub(crate) fn listens(&self, at: SocketAddr) -> bool {
+    pub(crate) fn listens(&self, space: PortSpace, at: SocketAddr) -> bool {
         let mut st = self.shared.lock();
-        match st.core.listen(at) {
+        let tried = match space {
+            PortSpace::Tcp => st.core.listen(at),
+            PortSpace::Udp => st.core.listen_datagrams(at),
+        };
+        match tried {
             Ok(id) => {
                 // Just made.
                 let _ = st.core.destroy_id(clock::now(), id);

@@ -51,7 +51,7 @@ pub use device::SoftDevice;
 pub use early::EarlySockets;
 pub use identity::node_guid;
 pub use impair::{Impairment, ImpairmentError, Impairments, Way};
-pub use share::{Guest, Host, Joined};
+pub use share::{Guest, Host, Joined, PortSpace};
 pub use stats::DriverStats;
 pub use sys::machine_addrs;
 pub use udp::ROCE_PORT;

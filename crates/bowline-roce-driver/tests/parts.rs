@@ -9,8 +9,10 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bowline_roce_driver::{FormerConnections, Guest, Host, Joined, SoftConfig, SoftDevice};
-use bowline_verbs::{CmEvent, Device, Error, SendOp};
+use bowline_roce_driver::{
+    FormerConnections, Guest, Host, Joined, PortSpace, SoftConfig, SoftDevice,
+};
+use bowline_verbs::{CmEvent, Device, Error, Qpn, SendOp};
 use common::{PATIENCE, connect_to, ip, open, unconnected};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with,
@@ -78,7 +80,7 @@ fn every_part_connects_with_every_other_and_with_strangers() {
         for client in clients.iter().filter(|client| !Arc::ptr_eq(client, server)) {
             let port = ports.next().unwrap();
             if let Some(guest) = guest {
-                guest.listen(hosted.at(port)).unwrap();
+                guest.listen(PortSpace::Tcp, hosted.at(port)).unwrap();
             }
             let (near, far) = connect_to(client, server, 65536, port);
             near.post(1, SendOp::Write(far.remote(0)), 0, 60000);
@@ -97,24 +99,69 @@ fn every_part_connects_with_every_other_and_with_strangers() {
     }
 }
 
+/// A service in any part is found from any other, and by strangers.
+#[test]
+fn every_part_finds_the_services_of_every_other() {
+    let hosted = hosted(ip(60, 8));
+    let (one, first) = hosted.guest();
+    let (two, second) = hosted.guest();
+    let stranger = open(ip(60, 9));
+    let clients = [&first, &second, &hosted.device, &stranger];
+    let mut ports = 7000..;
+    for (server, guest) in [(&first, Some(&one)), (&second, Some(&two)), (&hosted.device, None)] {
+        for client in clients.iter().filter(|client| !Arc::ptr_eq(client, server)) {
+            let at = hosted.at(ports.next().unwrap());
+            if let Some(guest) = guest {
+                guest.listen(PortSpace::Udp, at).unwrap();
+            }
+            let listener = server.listen_datagrams(at).unwrap();
+            let asking = client.look_up(None, at, b"who").unwrap();
+            let asked = match server.cm_event(PATIENCE).unwrap() {
+                CmEvent::ConnectRequest { id, request } if request.listener == listener => id,
+                event => panic!("{event:?}"),
+            };
+            server.answer(asked, Qpn(77), 88, b"I").unwrap();
+            match client.cm_event(PATIENCE).unwrap() {
+                CmEvent::Found { id, qpn, qkey, .. } => {
+                    assert_eq!((id, qpn, qkey), (asking, Qpn(77), 88));
+                }
+                event => panic!("{event:?}"),
+            }
+        }
+    }
+    // Ports of connections are others.
+    hosted.device.listen_datagrams(hosted.at(6999)).unwrap();
+    assert!(matches!(one.listen(PortSpace::Udp, hosted.at(6999)), Err(Error::AddrInUse(_))));
+    one.listen(PortSpace::Tcp, hosted.at(6999)).unwrap();
+}
+
 #[test]
 fn a_port_is_of_one_part() {
     let hosted = hosted(ip(60, 3));
     let ((one, _first), (two, _second)) = (hosted.guest(), hosted.guest());
     hosted.device.listen(hosted.at(7000)).unwrap();
-    assert!(matches!(one.listen(hosted.at(7000)), Err(Error::AddrInUse(_))), "the host's");
-    one.listen(hosted.at(7001)).unwrap();
-    assert!(matches!(two.listen(hosted.at(7001)), Err(Error::AddrInUse(_))));
+    assert!(
+        matches!(one.listen(PortSpace::Tcp, hosted.at(7000)), Err(Error::AddrInUse(_))),
+        "the host's"
+    );
+    one.listen(PortSpace::Tcp, hosted.at(7001)).unwrap();
+    assert!(matches!(two.listen(PortSpace::Tcp, hosted.at(7001)), Err(Error::AddrInUse(_))));
     let any = SocketAddr::from(([0; 4], 7001));
-    assert!(matches!(two.listen(any), Err(Error::AddrInUse(_))));
+    assert!(matches!(two.listen(PortSpace::Tcp, any), Err(Error::AddrInUse(_))));
     let any = SocketAddr::from(([0; 16], 7001));
-    assert!(matches!(two.listen(any), Err(Error::AddrInUse(_))), "of both families");
-    two.unlisten(hosted.at(7001));
-    assert!(matches!(two.listen(hosted.at(7001)), Err(Error::AddrInUse(_))), "another's stays");
-    one.unlisten(hosted.at(7001));
+    assert!(
+        matches!(two.listen(PortSpace::Tcp, any), Err(Error::AddrInUse(_))),
+        "of both families"
+    );
+    two.unlisten(PortSpace::Tcp, hosted.at(7001));
+    assert!(
+        matches!(two.listen(PortSpace::Tcp, hosted.at(7001)), Err(Error::AddrInUse(_))),
+        "another's stays"
+    );
+    one.unlisten(PortSpace::Tcp, hosted.at(7001));
     let listens_in_time = |guest: &Guest, at| {
         let begun = Instant::now();
-        while guest.listen(at).is_err() {
+        while guest.listen(PortSpace::Tcp, at).is_err() {
             assert!(begun.elapsed() < PATIENCE, "{at} is not free");
             thread::sleep(Duration::from_millis(1));
         }
@@ -130,7 +177,7 @@ fn a_guest_that_is_gone_leaves_nothing_to_its_peers() {
     let hosted = hosted(ip(60, 4));
     let (one, first) = hosted.guest();
     let stranger = open(ip(60, 5));
-    one.listen(hosted.at(7000)).unwrap();
+    one.listen(PortSpace::Tcp, hosted.at(7000)).unwrap();
     let sides = connect_to(&stranger, &first, 4096, 7000);
     // Its connection is listed a moment after it is established.
     let is_listed = |entry: std::fs::DirEntry| {

@@ -1,4 +1,5 @@
-//! Connections in the terms of rdma_cm: port space TCP, reliable connections.
+//! Connections in the terms of rdma_cm: reliable ones, port space TCP, and datagram services, port
+//! space UDP, of which only the queue pair is looked up.
 
 use core::fmt;
 use std::net::SocketAddr;
@@ -50,7 +51,7 @@ impl Default for ConnParam {
     }
 }
 
-/// A connection request of a peer.
+/// A connection request of a peer, or the lookup of a datagram service, which has no numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnRequest {
     /// The listener that received the request.
@@ -59,7 +60,7 @@ pub struct ConnRequest {
     pub local: SocketAddr,
     /// Remote address and port.
     pub remote: SocketAddr,
-    /// 56 bytes: the peer's private data, padded with zeroes [CMA-5].
+    /// The peer's private data, padded with zeroes: 56 bytes [CMA-5], or 180 of a lookup [CMA-22].
     pub private_data: Vec<u8>,
     /// Most READs and atomics that the peer answers concurrently: an upper bound of a useful
     /// `initiator_depth`.
@@ -158,13 +159,16 @@ pub enum CmMessage {
     Rtu = 0x14,
     Dreq = 0x15,
     Drep = 0x16,
+    SidrReq = 0x17,
+    SidrRep = 0x18,
 }
 
 /// Event of a connection [CMA-14].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CmEvent {
-    /// A peer wants to connect: accept or reject `id`.
+    /// A peer wants to connect, or looks up the datagram service of a listener: accept or reject
+    /// `id`.
     ConnectRequest {
         /// The new connection.
         id: CmId,
@@ -195,6 +199,26 @@ pub enum CmEvent {
         initiator_depth: u8,
         /// The peer's queue pair.
         remote_qpn: Qpn,
+    },
+    /// A datagram service was found.
+    Found {
+        /// The lookup, which is over.
+        id: CmId,
+        /// 136 bytes.
+        private_data: Vec<u8>,
+        /// The service's queue pair.
+        qpn: Qpn,
+        /// Its queue key.
+        qkey: u32,
+    },
+    /// A datagram service was not found; status as in the answer to the lookup [CM-60].
+    NotFound {
+        /// The lookup, which is over.
+        id: CmId,
+        /// Why.
+        status: u8,
+        /// 136 bytes.
+        private_data: Vec<u8>,
     },
     /// The peer refused.
     Rejected {
@@ -229,6 +253,8 @@ impl CmEvent {
             Self::ConnectRequest { id, .. }
             | Self::Established { id, .. }
             | Self::Responded { id, .. }
+            | Self::Found { id, .. }
+            | Self::NotFound { id, .. }
             | Self::Rejected { id, .. }
             | Self::Unreachable { id }
             | Self::Disconnected { id }

@@ -1,11 +1,12 @@
 //! Messages of the connection manager: the recorded ones, random ones and hostile ones.
 
 use bowline_wire::roce::cm::{
-    Answered, CmMad, CmMessage, Dreq, Ids, Mra, Rej, Rep, Req, TRANSPORT_RC,
+    Answered, CmMad, CmMessage, Dreq, Ids, Mra, Rej, Rep, Req, SidrRep, SidrReq, SidrStatus,
+    TRANSPORT_RC,
 };
 use bowline_wire::roce::{
-    CMA_HEADER_LEN, CmaError, CmaHeader, Gid, MAD_LEN, MadError, flow_label, service_id,
-    service_port,
+    CMA_HEADER_LEN, CmaError, CmaHeader, Gid, MAD_LEN, MadError, datagram_service_id,
+    datagram_service_port, flow_label, service_id, service_port,
 };
 use proptest::prelude::*;
 use std::net::IpAddr;
@@ -176,7 +177,6 @@ fn what_is_no_cm_mad_says_why() {
     assert_eq!(with(2, 1), Err(MadError::Class([1, 7, 1])));
     assert_eq!(with(3, 0x81), Err(MadError::Method(0x81)));
     assert_eq!(with(17, 0x19), Err(MadError::Attribute(0x19)));
-    assert_eq!(with(17, 0x17), Err(MadError::Attribute(0x17)), "no SIDR [CM-8]");
     assert_eq!(with(4, 0xff), CmMad::parse(&good), "the status is not looked at");
     assert_eq!(MadError::Method(0x81).to_string(), "a MAD of method 129");
 }
@@ -334,6 +334,75 @@ fn ids() -> impl Strategy<Value = Ids> {
     any::<(u32, u32)>().prop_map(|(local, remote)| Ids { local, remote })
 }
 
+prop_compose! {
+    fn sidr_req()(
+        numbers in any::<(u32, u16, u64)>(),
+        data in any::<[[u8; 27]; 8]>(),
+    ) -> SidrReq {
+        let (request_id, pkey, service_id) = numbers;
+        SidrReq { request_id, pkey, service_id, private_data: data.concat().try_into().unwrap() }
+    }
+}
+
+prop_compose! {
+    fn sidr_rep()(
+        numbers in any::<(u32, u8, u64, u32)>(),
+        qpn in 0..1u32 << 24,
+        info_len in 0..=72u8,
+        info in any::<[[u8; 24]; 3]>(),
+        data in any::<[[u8; 17]; 8]>(),
+    ) -> SidrRep {
+        let (request_id, status, service_id, qkey) = numbers;
+        SidrRep {
+            request_id,
+            status: SidrStatus(status),
+            info_len,
+            qpn,
+            service_id,
+            qkey,
+            info: info.concat().try_into().unwrap(),
+            private_data: data.concat().try_into().unwrap(),
+        }
+    }
+}
+
+/// The lookup of a service and its answer, byte by byte where a field begins and ends.
+// tests [CM-8] [CMA-20]
+#[test]
+fn lookups_are_laid_out_as_the_specification_says() {
+    assert_eq!(datagram_service_id(0x1c06), 0x0111_1c06);
+    assert_eq!(datagram_service_port(0x0111_1c06), Some(0x1c06));
+    for other in [service_id(7), 0x0112_1c06, 1 << 40 | 0x0111_1c06] {
+        assert_eq!(datagram_service_port(other), None);
+    }
+    let request = SidrReq {
+        request_id: 0x0102_0304,
+        pkey: 0xffff,
+        service_id: datagram_service_id(0x1c06),
+        private_data: [7; 216],
+    };
+    let bytes = CmMad { transaction: 9, message: CmMessage::SidrReq(request) }.emit();
+    assert_eq!(bytes[16..18], [0, 0x17]);
+    assert_eq!(bytes[24..40], [1, 2, 3, 4, 0xff, 0xff, 0, 0, 0, 0, 0, 0, 1, 0x11, 0x1c, 6]);
+    assert_eq!(bytes[40..], [7; 216]);
+    let answer = SidrRep {
+        request_id: 0x0102_0304,
+        status: SidrStatus::REJECT,
+        info_len: 3,
+        qpn: 0x0a_0b0c,
+        service_id: datagram_service_id(0x1c06),
+        qkey: 0x0123_4567,
+        info: [8; 72],
+        private_data: [9; 136],
+    };
+    let bytes = CmMad { transaction: 9, message: CmMessage::SidrRep(answer) }.emit();
+    assert_eq!(bytes[16..18], [0, 0x18]);
+    let head =
+        [1, 2, 3, 4, 2, 3, 0, 0, 10, 11, 12, 0, 0, 0, 0, 0, 1, 0x11, 0x1c, 6, 1, 0x23, 0x45, 0x67];
+    assert_eq!(bytes[24..48], head);
+    assert_eq!((&bytes[48..120], &bytes[120..]), (&[8; 72][..], &[9; 136][..]));
+}
+
 fn message() -> impl Strategy<Value = CmMessage> {
     prop_oneof![
         req().prop_map(CmMessage::Req),
@@ -349,11 +418,13 @@ fn message() -> impl Strategy<Value = CmMessage> {
         (ids(), 0..1u32 << 24)
             .prop_map(|(ids, remote_qpn)| CmMessage::Dreq(Dreq { ids, remote_qpn })),
         ids().prop_map(CmMessage::Drep),
+        sidr_req().prop_map(CmMessage::SidrReq),
+        sidr_rep().prop_map(CmMessage::SidrRep),
     ]
 }
 
 proptest! {
-    // tests [CM-1] to [CM-7]: every field has its own bits
+    // tests [CM-1] to [CM-8]: every field has its own bits
     #[test]
     fn what_is_written_is_read(transaction: u64, message in message()) {
         let mad = CmMad { transaction, message };
@@ -362,7 +433,7 @@ proptest! {
 
     /// Any bytes after a valid header are a message, and writing it again gives all bytes read.
     #[test]
-    fn any_message_bytes_are_read(attribute in 0x10..=0x16u16, bytes: [[u8; 29]; 8]) {
+    fn any_message_bytes_are_read(attribute in 0x10..=0x18u16, bytes: [[u8; 29]; 8]) {
         let mut mad = [0; MAD_LEN];
         mad[..4].copy_from_slice(&[1, 7, 2, 3]);
         mad[16..18].copy_from_slice(&attribute.to_be_bytes());

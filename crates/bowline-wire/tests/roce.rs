@@ -689,8 +689,9 @@ proptest! {
     }
 
     #[test]
-    fn bytes_are_read_or_refused(bytes in collection::vec(any::<u8>(), 0..100)) {
+    fn bytes_are_read_or_refused(bytes in collection::vec(any::<u8>(), 0..300)) {
         checks::packet(&bytes);
+        checks::mad(&bytes);
     }
 
     /// Random bytes rarely begin like a packet, so the first ones are set.

@@ -3,6 +3,7 @@
 use core::ffi::{c_int, c_uint, c_void};
 use core::{mem, ptr, slice};
 
+use bowline_roce_driver::PortSpace;
 use bowline_verbs::{
     Access, ConnParam as Wanted, ConnRequest, Device as _, QpAttr as Attr, QpState, Qpn,
     RejectReason,
@@ -11,8 +12,10 @@ use bowline_verbs::{
 use super::abi::{CmEvent, CmId, ConnParam};
 use super::addr;
 use super::events::{kind, rdma_get_cm_event};
-use super::ids::{complete, forget_event, learn, opened, rdma_migrate_id, refuse};
-use super::queue_pairs::{ListenerQp, rdma_create_qp};
+use super::ids::{
+    complete, forget_event, is_datagram, learn, opened, rdma_migrate_id, refuse, space,
+};
+use super::queue_pairs::{ListenerQp, UDP_QKEY, datagram_attr, rdma_create_qp};
 use crate::abi::{QpAttr, QpInitAttr};
 use crate::events::lock;
 use crate::queue_pair::{of_transition, state};
@@ -37,6 +40,13 @@ unsafe fn data(at: *const c_void, len: u8) -> Vec<u8> {
     unsafe { slice::from_raw_parts(at.cast::<u8>(), len.into()) }.to_vec()
 }
 
+/// What a program sends along with its parameters.
+fn data_of(param: Option<&ConnParam>) -> Vec<u8> {
+    // SAFETY: as C has it.
+    let given = |param: &ConnParam| unsafe { data(param.private_data, param.private_data_len) };
+    param.map(given).unwrap_or_default()
+}
+
 /// The parameters of a connection. What a program leaves open is what the device, or the peer that
 /// asks, has.
 fn wanted(id: &CmId, param: Option<&ConnParam>, request: Option<&ConnRequest>) -> Option<Wanted> {
@@ -52,10 +62,7 @@ fn wanted(id: &CmId, param: Option<&ConnParam>, request: Option<&ConnRequest>) -
     Some(Wanted {
         qpn: qp.map(|qp| qp.own.qpn).or_else(|| param.map(|param| Qpn(param.qp_num)))?,
         is_led: qp.is_none(),
-        // SAFETY: as C has it.
-        private_data: param
-            .map(|param| unsafe { data(param.private_data, param.private_data_len) })
-            .unwrap_or_default(),
+        private_data: data_of(param),
         responder_resources: responder.min(most),
         initiator_depth: initiator.min(most),
         retry_count: param.map_or(RETRIES, |param| param.retry_count),
@@ -71,11 +78,16 @@ extern "C" fn rdma_connect(id: Option<&CmId>, param: Option<&ConnParam>) -> c_in
     let route = id.route.get();
     let (local, remote) = (addr::of(&route.src_addr), addr::of(&route.dst_addr));
     let (Some(opened), Some(remote)) = (opened(), remote) else { return refuse(libc::EINVAL) };
-    let Some(wanted) = wanted(id, param, None) else { return refuse(libc::EINVAL) };
     if lock(&id.own.state).number.is_some() {
         return refuse(libc::EINVAL);
     }
-    match opened.soft.connect(local, remote, &wanted) {
+    let asked = if is_datagram(id) {
+        opened.soft.look_up(local, remote, &data_of(param))
+    } else {
+        let Some(wanted) = wanted(id, param, None) else { return refuse(libc::EINVAL) };
+        opened.soft.connect(local, remote, &wanted)
+    };
+    match asked {
         Ok(number) => {
             lock(&id.own.state).number = Some(number);
             learn(id, number);
@@ -94,12 +106,17 @@ extern "C" fn rdma_listen(id: Option<&CmId>, _backlog: c_int) -> c_int {
     if state.number.is_some() {
         return refuse(libc::EINVAL);
     }
+    let space = space(id);
+    let listen = || match space {
+        PortSpace::Tcp => opened.soft.listen(local),
+        PortSpace::Udp => opened.soft.listen_datagrams(local),
+    };
     let listened = match &opened.guest {
         // Requests come to the host first, which has to know whose they are.
         Some(guest) => guest
-            .listen(local)
-            .and_then(|()| opened.soft.listen(local).inspect_err(|_| guest.unlisten(local))),
-        None => opened.soft.listen(local),
+            .listen(space, local)
+            .and_then(|()| listen().inspect_err(|_| guest.unlisten(space, local))),
+        None => listen(),
     };
     match listened {
         Ok(number) => {
@@ -167,6 +184,17 @@ extern "C" fn rdma_accept(id: Option<&CmId>, param: Option<&ConnParam>) -> c_int
     };
     let (Some(number), Some(request)) = (number, request) else { return refuse(libc::EINVAL) };
     let Some(wanted) = wanted(id, param, Some(&request)) else { return refuse(libc::EINVAL) };
+    if is_datagram(id) {
+        let answered = opened.soft.answer(number, wanted.qpn, UDP_QKEY, &wanted.private_data);
+        // Nothing happens after an answer that is out.
+        return answered.map_or_else(
+            |error| refuse(error.errno().0),
+            |()| {
+                lock(&id.own.state).request = None;
+                0
+            },
+        );
+    }
     match opened.soft.accept(number, &wanted) {
         Ok(()) => {
             lock(&id.own.state).request = None;
@@ -244,6 +272,16 @@ extern "C" fn rdma_init_qp_attr(
     };
     let Some(to) = state(out.qp_state) else { return refuse(libc::EINVAL) };
     let number = lock(&id.own.state).number;
+    if is_datagram(id) {
+        let attr = datagram_attr(to);
+        return attr.map_or_else(
+            || refuse(libc::EINVAL),
+            |attr| {
+                (*out, *given) = of_transition(opened, &attr);
+                0
+            },
+        );
+    }
     let mut attr = match (number, to) {
         (Some(number), _) => match opened.soft.connection_attr(number, to) {
             Ok(attr) => attr,
@@ -264,7 +302,8 @@ extern "C" fn rdma_init_qp_attr(
 #[unsafe(no_mangle)]
 extern "C" fn rdma_disconnect(id: Option<&CmId>) -> c_int {
     let (Some(id), Some(opened)) = (id, opened()) else { return refuse(libc::EINVAL) };
-    let Some(number) = lock(&id.own.state).number else { return refuse(libc::EINVAL) };
+    let number = lock(&id.own.state).number;
+    let Some(number) = number.filter(|_| !is_datagram(id)) else { return refuse(libc::EINVAL) };
     match opened.soft.disconnect(number) {
         Ok(()) => complete(id),
         Err(error) => refuse(error.errno().0),

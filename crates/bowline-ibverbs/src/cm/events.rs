@@ -43,6 +43,8 @@ pub(crate) struct Pending {
     initiator_depth: u8,
     /// The peer's queue pair.
     remote_qpn: u32,
+    /// Queue key of a datagram service.
+    qkey: u32,
 }
 
 /// What is kept for a channel.
@@ -68,6 +70,7 @@ impl Pending {
             responder_resources: 0,
             initiator_depth: 0,
             remote_qpn: 0,
+            qkey: 0,
         }
     }
 
@@ -163,6 +166,14 @@ fn happened(of: Handle<CmId>, event: Happened) -> Pending {
             let new = Pending::new(of, kind::REJECTED, reason.0.into());
             Pending { data: private_data, ..new }
         }
+        Happened::Found { private_data, qpn, qkey, .. } => {
+            let new = Pending::new(of, kind::ESTABLISHED, 0);
+            Pending { data: private_data, remote_qpn: qpn.0, qkey, ..new }
+        }
+        Happened::NotFound { status, private_data, .. } => {
+            let new = Pending::new(of, kind::UNREACHABLE, status.into());
+            Pending { data: private_data, ..new }
+        }
         Happened::Unreachable { .. } => Pending::new(of, kind::UNREACHABLE, -libc::ETIMEDOUT),
         Happened::TimewaitExit { .. } => Pending::new(of, kind::TIMEWAIT_EXIT, 0),
         _ => Pending::new(of, kind::DISCONNECTED, 0),
@@ -186,7 +197,7 @@ pub(super) extern "C" fn rdma_destroy_event_channel(channel: *mut EventChannel) 
 }
 
 fn read(pending: Pending) -> CmEvent {
-    let Pending { of, event, status, request, mut data, remote_qpn, .. } = pending;
+    let Pending { of, event, status, request, mut data, remote_qpn, qkey, .. } = pending;
     let Pending { responder_resources, initiator_depth, .. } = pending;
     let mut conn = ConnParam {
         private_data: ptr::null(),
@@ -214,15 +225,23 @@ fn read(pending: Pending) -> CmEvent {
         conn.private_data_len = data.len() as u8; // at most 196
     }
     // The longer part first, so that all of it is written.
-    let ud = UdParam {
-        private_data: ptr::null(),
-        private_data_len: 0,
+    let mut ud = UdParam {
+        private_data: conn.private_data,
+        private_data_len: conn.private_data_len,
         ah_attr: AhAttr::default(),
-        qp_num: 0,
-        qkey: 0,
+        qp_num: remote_qpn,
+        qkey,
     };
+    // SAFETY: the id waits with its end until the event is acknowledged.
+    let about = unsafe { &*of.0 };
+    let is_datagram = ids::is_datagram(about);
+    if is_datagram && event == kind::ESTABLISHED {
+        ud.ah_attr = ids::way(about).unwrap_or_default();
+    }
     let mut param = Param { ud };
-    param.conn = conn;
+    if !is_datagram {
+        param.conn = conn;
+    }
     CmEvent { id, listen_id, event, status, param, own: EventOwn { of, _data: data } }
 }
 

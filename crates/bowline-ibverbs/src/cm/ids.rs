@@ -7,7 +7,8 @@ use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Mutex, OnceLock};
 
-use bowline_verbs::{CmId as Number, ConnRequest, Device as _};
+use bowline_roce_driver::PortSpace;
+use bowline_verbs::{AddressVector, CmId as Number, ConnRequest, Device as _};
 
 use super::abi::{CmEvent, CmId, EventChannel, Route};
 use super::addr;
@@ -17,17 +18,20 @@ use super::events::{
 };
 use super::queue_pairs::{self, ListenerQp};
 use super::shared_receives;
-use crate::abi::{Context, Pd, Qp};
+use crate::abi::{AhAttr, Context, Pd, Qp};
 use crate::device::{self, Handle, Opened, first, ibv_open_device};
 use crate::events::{Unacknowledged, lock};
 use crate::memory::ibv_alloc_pd;
+use crate::queue_pair::address;
 use crate::{fails, made};
 
 /// `enum rdma_port_space`.
 const PS_TCP: c_uint = 0x0106;
+const PS_UDP: c_uint = 0x0111;
 const PS_IB: c_uint = 0x013f;
-/// `IBV_QPT_RC`.
+/// `IBV_QPT_RC` and `IBV_QPT_UD`.
 const QPT_RC: c_uint = 2;
+const QPT_UD: c_uint = 4;
 /// `RDMA_OPTION_ID` and what is set there.
 const OPTION_ID: c_int = 0;
 const OPTION_TOS: c_int = 0;
@@ -136,7 +140,7 @@ fn new(channel: *const EventChannel, context: *mut c_void, ps: c_uint, is_sync: 
         recv_cq: Cell::new(ptr::null_mut()),
         srq: Cell::new(ptr::null()),
         pd: Cell::new(ptr::null()),
-        qp_type: Cell::new(QPT_RC),
+        qp_type: Cell::new(if ps == PS_UDP { QPT_UD } else { QPT_RC }),
         own: Own { is_sync: Cell::new(is_sync), ..Own::default() },
     })
 }
@@ -155,7 +159,7 @@ pub(super) extern "C" fn rdma_create_id(
     ps: c_uint,
 ) -> c_int {
     let Some(out) = out else { return refuse(libc::EINVAL) };
-    if ps != PS_TCP && ps != PS_IB {
+    if ![PS_TCP, PS_UDP, PS_IB].contains(&ps) {
         return refuse(libc::EOPNOTSUPP);
     }
     if verbs().is_none() {
@@ -171,6 +175,16 @@ pub(super) extern "C" fn rdma_create_id(
     }
     *out = new(channel, context, ps, is_sync);
     0
+}
+
+/// The ports that an id has one of.
+pub(super) fn space(id: &CmId) -> PortSpace {
+    if is_datagram(id) { PortSpace::Udp } else { PortSpace::Tcp }
+}
+
+/// Tells whether an id is of a datagram service, which is looked up where others connect.
+pub(super) fn is_datagram(id: &CmId) -> bool {
+    id.ps == PS_UDP
 }
 
 /// Makes the id of a request.
@@ -220,6 +234,15 @@ fn aim(id: &CmId, remote: SocketAddr) {
     route.dst_addr = addr::storage(remote);
     route.dgid = device::gid(remote.ip());
     id.route.set(route);
+}
+
+/// The way to the peer of an id, for datagrams.
+pub(super) fn way(id: &CmId) -> Option<AhAttr> {
+    let route = id.route.get();
+    let (local, remote) = (addr::of(&route.src_addr)?, addr::of(&route.dst_addr)?);
+    let tos = lock(&id.own.state).tos;
+    let way = AddressVector { local: local.ip(), remote: remote.ip(), flow_label: 0, tos };
+    Some(address(opened()?, &way))
 }
 
 fn is_own(ip: IpAddr) -> bool {
@@ -351,7 +374,7 @@ pub(super) fn end(id: &CmId) {
     let Some(number) = number else { return };
     if let Some(opened) = opened() {
         if let (Some(guest), Some(at)) = (&opened.guest, listens) {
-            guest.unlisten(at);
+            guest.unlisten(space(id), at);
         }
         // A number that is not known has ended before.
         let _ = opened.soft.destroy_id(number);

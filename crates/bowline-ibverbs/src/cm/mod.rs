@@ -3,6 +3,7 @@
 //! ```text
 //!   rdma_create_id --> rdma_resolve_addr, rdma_resolve_route --> rdma_create_qp --> rdma_connect
 //!                  \-> rdma_bind_addr, rdma_listen ... CONNECT_REQUEST: a new id --> rdma_accept
+//!   datagrams (RDMA_PS_UDP): rdma_connect looks a service up, rdma_accept answers
 //!   what happens --> the id's channel --> rdma_get_cm_event ... rdma_ack_cm_event
 //! ```
 //! An id without a channel of the program has one of its own, and its calls wait for their event.

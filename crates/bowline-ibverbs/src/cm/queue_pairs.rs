@@ -3,7 +3,7 @@
 use core::ffi::{c_int, c_uint, c_void};
 use core::ptr;
 
-use bowline_verbs::{Access, Device as _, QpState};
+use bowline_verbs::{Access, Device as _, QpAttr as Attr, QpState};
 
 use super::abi::CmId;
 use super::ids::refuse;
@@ -12,6 +12,7 @@ use crate::completion::{
     ibv_create_comp_channel, ibv_create_cq, ibv_destroy_comp_channel, ibv_destroy_cq,
 };
 use crate::device::Handle;
+use crate::post::is_datagram;
 use crate::queue_pair::{create_qp_ex, ibv_create_qp, ibv_destroy_qp};
 
 /// What the queue pairs of a listener's requests are to be like.
@@ -65,15 +66,31 @@ fn destroy_queues(id: &CmId) {
     }
 }
 
-/// Makes the queue pair ready for receives, as far as one without a peer is.
+/// `RDMA_UDP_QKEY`: the queue key of datagram services and of multicast groups.
+pub(super) const UDP_QKEY: u32 = 0x0123_4567;
+
+/// The attributes of a transition of a datagram queue pair.
+pub(super) fn datagram_attr(to: QpState) -> Option<Attr> {
+    let state = Attr { state: Some(to), ..Attr::default() };
+    Some(match to {
+        QpState::Init => Attr { port: Some(1), pkey_index: Some(0), qkey: Some(UDP_QKEY), ..state },
+        QpState::Rtr => state,
+        QpState::Rts => Attr { sq_psn: Some(0), ..state },
+        _ => return None,
+    })
+}
+
+/// Makes the queue pair ready for receives, as far as one without a peer is, and for sends if it
+/// needs no peer.
 fn begin(qp: &Qp) -> bool {
+    if is_datagram(qp) {
+        let steps = [QpState::Init, QpState::Rtr, QpState::Rts].map(datagram_attr);
+        let soft = &qp.own.opened.soft;
+        return steps.iter().flatten().all(|step| soft.modify_qp(qp.own.qpn, step).is_ok());
+    }
     let access =
         Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
-    let init = bowline_verbs::QpAttr {
-        state: Some(QpState::Init),
-        access: Some(access),
-        ..bowline_verbs::QpAttr::default()
-    };
+    let init = Attr { state: Some(QpState::Init), access: Some(access), ..Attr::default() };
     qp.own.opened.soft.modify_qp(qp.own.qpn, &init).is_ok()
 }
 

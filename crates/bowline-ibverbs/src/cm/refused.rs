@@ -1,4 +1,4 @@
-//! Calls for what connections here do not have: datagrams with their groups, and sockets over RDMA.
+//! Calls for what there is not: multicast groups, and sockets over RDMA.
 
 use core::ffi::c_int;
 

@@ -17,7 +17,7 @@ use rustix::net::{
 };
 
 use super::message::{FORMAT, Message, Welcome};
-use super::{Others, Owner, owner};
+use super::{Others, Owner, PortSpace, owner};
 use crate::{EarlySockets, FormerConnections, SoftConfig, SoftDevice};
 
 /// What a process has been given, before its device is open.
@@ -162,9 +162,9 @@ impl Guest {
     ///
     /// # Errors
     /// [`Error::AddrInUse`]; [`Error::Closed`] when the host is gone.
-    pub fn listen(&self, at: SocketAddr) -> Result<(), Error> {
+    pub fn listen(&self, space: PortSpace, at: SocketAddr) -> Result<(), Error> {
         let answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
-        Message::Listen(at).send(&*self.host, &[]).map_err(|_| Error::Closed)?;
+        Message::Listen(space, at).send(&*self.host, &[]).map_err(|_| Error::Closed)?;
         match answers.recv() {
             Ok(0) => Ok(()),
             Ok(errno) if errno == Errno::EADDRINUSE.0 => {
@@ -176,8 +176,8 @@ impl Guest {
     }
 
     /// Lets another process have a port.
-    pub fn unlisten(&self, at: SocketAddr) {
+    pub fn unlisten(&self, space: PortSpace, at: SocketAddr) {
         // A host that is gone has no ports.
-        let _ = Message::Unlisten(at).send(&*self.host, &[]);
+        let _ = Message::Unlisten(space, at).send(&*self.host, &[]);
     }
 }

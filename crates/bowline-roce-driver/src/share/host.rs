@@ -14,7 +14,7 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
 use rustix::net::{RecvFlags, recv};
 
 use super::message::{ADDRS_MAX, FORMAT, Message, Welcome};
-use super::{Others, Owner, owner};
+use super::{Others, Owner, PortSpace, owner};
 use crate::connection_files::ConnectionFiles;
 use crate::udp::Endpoint;
 use crate::{EarlySockets, Impairments, SoftConfig, SoftDevice, sys};
@@ -42,7 +42,7 @@ struct State {
     /// Guests, by part.
     guests: HashMap<u8, Arc<OwnedFd>>,
     /// Parts that have listeners.
-    listeners: HashMap<SocketAddr, u8>,
+    listeners: HashMap<(PortSpace, SocketAddr), u8>,
     /// Part that the next guest gets if it is free: a number is used again as late as can be.
     next: u8,
 }
@@ -66,11 +66,11 @@ impl State {
     fn guest_for(&self, of: Owner, to: IpAddr) -> Option<&Arc<OwnedFd>> {
         let part = match of {
             Owner::Part(part) => part,
-            Owner::Listener(port) => {
+            Owner::Listener(space, port) => {
                 // As the connection manager finds its own [CMA-6].
                 let (any_v4, any) = (IpAddr::from([0; 4]), IpAddr::from([0; 16]));
                 let all = if to.is_ipv4() { [to, any_v4, any] } else { [to, any, any] };
-                let at = |ip| SocketAddr::new(ip, port);
+                let at = |ip| (space, SocketAddr::new(ip, port));
                 *all.iter().find_map(|ip| self.listeners.get(&at(*ip)))?
             }
         };
@@ -286,14 +286,14 @@ impl Host {
     fn talk(&self, part: u8, guest: &OwnedFd) -> io::Result<()> {
         while let Some((message, _)) = Message::receive(guest)? {
             match message {
-                Message::Listen(at) => {
-                    let errno = self.listen(part, at);
+                Message::Listen(space, at) => {
+                    let errno = self.listen(part, space, at);
                     Message::Answer(errno).send(guest, &[])?;
                 }
-                Message::Unlisten(at) => {
+                Message::Unlisten(space, at) => {
                     let mut state = self.0.lock();
-                    if state.listeners.get(&at) == Some(&part) {
-                        state.listeners.remove(&at);
+                    if state.listeners.get(&(space, at)) == Some(&part) {
+                        state.listeners.remove(&(space, at));
                     }
                 }
                 Message::Stray(from, to, payload) => {
@@ -314,9 +314,9 @@ impl Host {
     }
 
     /// Has requests for a port go to a guest; returns 0, or an errno.
-    fn listen(&self, part: u8, at: SocketAddr) -> i32 {
+    fn listen(&self, part: u8, space: PortSpace, at: SocketAddr) -> i32 {
         // The device's lock is taken first, as where it gives datagrams away.
-        let is_own = self.device().is_some_and(|device| device.listens(at));
+        let is_own = self.device().is_some_and(|device| device.listens(space, at));
         let mut state = self.0.lock();
         let is_here = at.ip().is_unspecified() || state.groups.iter().any(|of| of.addr == at.ip());
         if !is_here {
@@ -325,17 +325,19 @@ impl Host {
         if state.listeners.values().filter(|of| **of == part).count() >= LISTENERS_MAX {
             return Errno::ENOMEM.0;
         }
-        let is_taken = state.listeners.keys().any(|other| {
+        let is_taken = state.listeners.keys().any(|(other_space, other)| {
             // An unspecified address of IPv6 stands for all of both families.
             let includes =
                 |one: IpAddr, two: IpAddr| one.is_unspecified() && (one.is_ipv6() || two.is_ipv4());
             let (one, two) = (other.ip(), at.ip());
-            other.port() == at.port() && (one == two || includes(one, two) || includes(two, one))
+            *other_space == space
+                && other.port() == at.port()
+                && (one == two || includes(one, two) || includes(two, one))
         });
         if is_taken || is_own {
             return Errno::EADDRINUSE.0;
         }
-        state.listeners.insert(at, part);
+        state.listeners.insert((space, at), part);
         0
     }
 

@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
+use super::PortSpace;
 use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -32,15 +33,18 @@ const REFUSED: u8 = 6;
 const ANSWER: u8 = 7;
 const PACKET: u8 = 8;
 
+const TCP: u8 = 1;
+const UDP: u8 = 2;
+
 /// A message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Message {
     /// A guest wants a part.
     Join(u8),
     /// A guest wants to listen.
-    Listen(SocketAddr),
+    Listen(PortSpace, SocketAddr),
     /// A guest listens no longer.
-    Unlisten(SocketAddr),
+    Unlisten(PortSpace, SocketAddr),
     /// A guest has received what is not its own.
     Stray(SocketAddr, IpAddr, Vec<u8>),
     /// The guest has a part. The sockets of its addresses come along.
@@ -103,6 +107,14 @@ fn take_at(bytes: &mut &[u8]) -> Option<SocketAddr> {
     Some(SocketAddr::new(take_ip(bytes)?, u16::from_le_bytes(*take(bytes)?)))
 }
 
+fn take_space(bytes: &mut &[u8]) -> Option<PortSpace> {
+    match *take(bytes)? {
+        [TCP] => Some(PortSpace::Tcp),
+        [UDP] => Some(PortSpace::Udp),
+        _ => None,
+    }
+}
+
 impl Message {
     fn encode(&self) -> Vec<u8> {
         let mut out = Vec::new();
@@ -114,8 +126,12 @@ impl Message {
         };
         match self {
             Self::Join(format) => out.extend([JOIN, *format]),
-            Self::Listen(at) | Self::Unlisten(at) => {
-                out.push(if matches!(self, Self::Listen(_)) { LISTEN } else { UNLISTEN });
+            Self::Listen(space, at) | Self::Unlisten(space, at) => {
+                out.push(if matches!(self, Self::Listen(..)) { LISTEN } else { UNLISTEN });
+                out.push(match space {
+                    PortSpace::Tcp => TCP,
+                    PortSpace::Udp => UDP,
+                });
                 put_at(*at, &mut out);
             }
             Self::Stray(from, to, payload) => datagram(STRAY, *from, *to, payload, &mut out),
@@ -149,8 +165,8 @@ impl Message {
         let [kind] = *take(bytes)?;
         let message = match kind {
             JOIN => Self::Join(take::<1>(bytes)?[0]),
-            LISTEN => Self::Listen(take_at(bytes)?),
-            UNLISTEN => Self::Unlisten(take_at(bytes)?),
+            LISTEN => Self::Listen(take_space(bytes)?, take_at(bytes)?),
+            UNLISTEN => Self::Unlisten(take_space(bytes)?, take_at(bytes)?),
             STRAY | PACKET => {
                 let (from, to) = (take_at(bytes)?, take_ip(bytes)?);
                 let payload = std::mem::take(bytes).to_vec();
@@ -248,8 +264,9 @@ mod tests {
         let six: SocketAddr = "[fe80::1]:9".parse().unwrap();
         for message in [
             Message::Join(3),
-            Message::Listen(at),
-            Message::Unlisten(six),
+            Message::Listen(PortSpace::Tcp, at),
+            Message::Listen(PortSpace::Udp, six),
+            Message::Unlisten(PortSpace::Udp, six),
             Message::Stray(six, at.ip(), vec![1, 2]),
             Message::Welcome(Welcome {
                 part: 7,
@@ -271,6 +288,9 @@ mod tests {
             }
         }
         assert_eq!(Message::decode(&[0]), None);
+        let mut unknown = Message::Listen(PortSpace::Udp, at).encode();
+        unknown[1] = UDP + 1;
+        assert_eq!(Message::decode(&unknown), None);
         assert_eq!(Message::decode(&[ANSWER, 0, 0, 0, 0, 0]), None, "it ends later");
     }
 }

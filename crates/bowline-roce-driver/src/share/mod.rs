@@ -11,7 +11,7 @@
 //! The highest byte of a queue pair number says whose it is, so the system gives each packet to the
 //! right socket by itself, and nothing stands between a process and its packets. Only messages of
 //! the connection manager, which all go to queue pair 1, come to the host first: [`Host`] finds
-//! their owner by the listener, or by the communication id.
+//! their owner by the listener, or by the communication id or the number of a lookup.
 //!
 //! A guest has a socket of the shared port, by which it could take the packets of others, so guests
 //! are of the host's user, or root.
@@ -23,7 +23,7 @@ mod message;
 use std::net::{IpAddr, SocketAddr};
 
 use bowline_wire::roce::cm::{CmMad, CmMessage};
-use bowline_wire::roce::{Packet, service_port};
+use bowline_wire::roce::{Packet, datagram_service_port, service_port};
 
 pub use guest::{Guest, Joined};
 pub use host::Host;
@@ -31,11 +31,20 @@ pub use host::Host;
 /// Number of the queue pair of connection messages.
 const GSI_QPN: u32 = 1;
 
+/// What a port is of: each has its own numbers, as with the ports of TCP and UDP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PortSpace {
+    /// Reliable connections.
+    Tcp,
+    /// Datagram services.
+    Udp,
+}
+
 /// Whose a datagram is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Owner {
     /// Of the part that has this listener, or of the host.
-    Listener(u16),
+    Listener(PortSpace, u16),
     /// Of this part.
     Part(u8),
 }
@@ -48,7 +57,13 @@ fn owner(payload: &[u8]) -> Option<Owner> {
         return Some(Owner::Part((qpn >> 16) as u8));
     }
     let answered = match CmMad::parse(packet.payload).ok()?.message {
-        CmMessage::Req(req) => return Some(Owner::Listener(service_port(req.service_id)?)),
+        CmMessage::Req(req) => {
+            return Some(Owner::Listener(PortSpace::Tcp, service_port(req.service_id)?));
+        }
+        CmMessage::SidrReq(req) => {
+            return Some(Owner::Listener(PortSpace::Udp, datagram_service_port(req.service_id)?));
+        }
+        CmMessage::SidrRep(rep) => rep.request_id,
         CmMessage::Mra(mra) => mra.remote_id,
         CmMessage::Rej(rej) => rej.remote_id,
         CmMessage::Rep(rep) => rep.remote_id,

@@ -24,6 +24,17 @@ const REQ_DATA_LEN: usize = REQ_PRIVATE_LEN - CMA_HEADER_LEN;
 const NO_LID: u16 = 0xffff;
 const HOP_LIMIT: u8 = 64;
 
+/// Checks that something can be asked of an address.
+pub(super) fn check_addresses(local: SocketAddr, remote: SocketAddr) -> Result<(), Error> {
+    if local.is_ipv4() != remote.is_ipv4() {
+        return Err(Error::Invalid(InvalidReason::AddrFamilies));
+    }
+    if remote.port() == 0 || remote.ip().is_unspecified() || remote.ip().is_multicast() {
+        return Err(Error::Invalid(InvalidReason::RemoteAddr));
+    }
+    Ok(())
+}
+
 impl Manager {
     /// Connects from an address of this device; port 0 selects a free port. Nothing is sent before
     /// the REQ [CMA-2].
@@ -35,14 +46,9 @@ impl Manager {
         param: &ConnParam,
     ) -> Result<CmId, Error> {
         RequestPart::ConnectData.check(param.private_data.len() as u64, REQ_DATA_LEN as u64)?;
-        if local.is_ipv4() != remote.is_ipv4() {
-            return Err(Error::Invalid(InvalidReason::AddrFamilies));
-        }
-        if remote.port() == 0 || remote.ip().is_unspecified() || remote.ip().is_multicast() {
-            return Err(Error::Invalid(InvalidReason::RemoteAddr));
-        }
+        check_addresses(local, remote)?;
         self.check_qp(param)?;
-        if self.conns.len() >= self.config.max_connections {
+        if self.conns.len() + self.lookups.len() >= self.config.max_connections {
             return Err(Error::Limit(Resource::Connections));
         }
         if local.port() == 0 {

@@ -30,7 +30,8 @@ impl Manager {
     /// Ends a connection; a connection that has ended already is left as it is.
     pub(crate) fn disconnect(&mut self, now: Instant, id: CmId) -> Result<(), Error> {
         let Some(conn) = self.conns.get(&id) else {
-            let over = self.was_issued(id) && !self.listeners.contains(id);
+            let is_other = self.listeners.contains(id) || self.lookups.contains(id);
+            let over = self.was_issued(id) && !is_other;
             return if over { Ok(()) } else { Err(Error::NoSuch(Object::Connection)) };
         };
         match conn.state {

@@ -33,6 +33,11 @@ pub(super) enum Found {
 }
 
 impl Listeners {
+    /// The address of a listener.
+    pub(super) fn at(&self, id: CmId) -> Option<SocketAddr> {
+        self.by_id.get(&id).map(|listener| listener.at)
+    }
+
     /// Number of listeners.
     pub(super) fn len(&self) -> usize {
         self.by_id.len()
@@ -87,34 +92,38 @@ impl Listeners {
 impl Manager {
     /// Listens to an address, or to all addresses with an unspecified one. Port 0 selects a free
     /// port.
-    pub(crate) fn listen(&mut self, mut at: SocketAddr) -> Result<CmId, Error> {
+    pub(crate) fn listen(&mut self, at: SocketAddr) -> Result<CmId, Error> {
+        self.listen_among(|manager| &mut manager.listeners, at)
+    }
+
+    /// Adds a listener to those of connections or lookups.
+    pub(super) fn listen_among(
+        &mut self,
+        listeners: impl Fn(&mut Self) -> &mut Listeners,
+        mut at: SocketAddr,
+    ) -> Result<CmId, Error> {
         if at.port() == 0 {
-            at.set_port(self.free_port(at.ip())?);
-        }
-        let key = (at.port(), at.ip());
-        if self.listeners.by_addr.contains_key(&key) {
+            let free = (0..1000).find_map(|_| {
+                let port = self.ephemeral_port();
+                (!listeners(self).by_addr.contains_key(&(port, at.ip()))).then_some(port)
+            });
+            at.set_port(free.ok_or(Error::Limit(Resource::Listeners))?);
+        } else if listeners(self).by_addr.contains_key(&(at.port(), at.ip())) {
             return Err(Error::AddrInUse(format!("{at} has a listener already")));
         }
         let id = self.new_id();
-        self.listeners.by_addr.insert(key, id);
-        self.listeners.by_id.insert(id, Listener { at, pending: 0 });
+        let listeners = listeners(self);
+        listeners.by_addr.insert((at.port(), at.ip()), id);
+        listeners.by_id.insert(id, Listener { at, pending: 0 });
         Ok(id)
     }
 
-    /// Returns the address of a listener, or the local address of a connection.
+    /// Returns the address of a listener, or the local address of a connection or lookup.
     pub(crate) fn local_addr(&self, id: CmId) -> Option<SocketAddr> {
-        let of_listener = self.listeners.by_id.get(&id).map(|listener| listener.at);
-        of_listener.or_else(|| self.conns.get(&id).map(|conn| conn.local))
-    }
-
-    fn free_port(&mut self, ip: IpAddr) -> Result<u16, Error> {
-        for _ in 0..1000 {
-            let port = self.ephemeral_port();
-            if !self.listeners.by_addr.contains_key(&(port, ip)) {
-                return Ok(port);
-            }
-        }
-        Err(Error::Limit(Resource::Listeners))
+        let of_listener = self.listeners.at(id);
+        of_listener
+            .or_else(|| self.conns.get(&id).map(|conn| conn.local))
+            .or_else(|| self.lookups.local_addr(id))
     }
 
     /// Chooses a random ephemeral port.

@@ -1,4 +1,5 @@
-//! The connection manager: reliable connections as rdma_cm makes them [CM-30] [CMA-1].
+//! The connection manager: reliable connections as rdma_cm makes them [CM-30] [CMA-1], and lookups
+//! of datagram services [CM-60].
 //!
 //! A state machine that knows queue pairs only by their numbers. In: the program's calls, MADs and
 //! the time. Out, by [`Manager::poll_output`] after every input: MADs to send, events for the
@@ -16,6 +17,7 @@ mod config;
 mod conn;
 mod ending;
 mod listen;
+mod lookups;
 mod passive;
 mod reject;
 mod timers;
@@ -39,6 +41,7 @@ use crate::counters::Counters;
 use crate::rng::Rng;
 use conn::{Conn, MadBytes, State};
 use listen::Listeners;
+use lookups::Lookups;
 
 /// A MAD to send, from and to queue pair 1.
 #[derive(Debug)]
@@ -98,12 +101,14 @@ pub(crate) struct Manager {
     unproven: BTreeSet<(Instant, CmId)>,
     /// Number of connections in `RepSent`.
     awaiting_rtu: usize,
+    lookups: Lookups,
 }
 
 impl Manager {
-    /// Returns the number of listeners and of connections.
+    /// Returns the number of listeners and of connections, lookups included.
     pub(crate) fn counts(&self) -> (usize, usize) {
-        (self.listeners.len(), self.conns.len())
+        let listeners = self.listeners.len() + self.lookups.listeners.len();
+        (listeners, self.conns.len() + self.lookups.len())
     }
 
     pub(crate) fn new(config: CmConfig, port: Port, mut rng: Rng) -> Self {
@@ -123,6 +128,7 @@ impl Manager {
             outputs: VecDeque::new(),
             unproven: BTreeSet::new(),
             awaiting_rtu: 0,
+            lookups: Lookups::default(),
         }
     }
 
@@ -169,6 +175,10 @@ impl Manager {
             CmMessage::Rej(rej) => self.handle_rej(now, from, &rej),
             CmMessage::Dreq(dreq) => self.handle_dreq(now, from, to, transaction, dreq),
             CmMessage::Drep(ids) => self.handle_drep(now, from, ids),
+            CmMessage::SidrReq(req) => {
+                self.handle_sidr_req(now, from, to, transaction, &req, counters)
+            }
+            CmMessage::SidrRep(rep) => self.handle_sidr_rep(from, to, &rep),
         };
         if !taken {
             counters.cm_ignored += 1;
@@ -203,6 +213,10 @@ impl Manager {
             self.destroy_connection(now, id);
             return Ok(());
         }
+        if self.lookups.contains(id) {
+            self.destroy_lookup(now, id);
+            return Ok(());
+        }
         if self.was_issued(id) { Ok(()) } else { Err(Error::NoSuch(Object::CmId)) }
     }
 
@@ -215,13 +229,17 @@ impl Manager {
         loop {
             let id = CmId(self.next_id);
             self.next_id = self.next_id.checked_add(1).unwrap_or(1);
-            if !self.conns.contains_key(&id) && !self.listeners.contains(id) {
+            let is_taken = self.conns.contains_key(&id)
+                || self.listeners.contains(id)
+                || self.lookups.contains(id);
+            if !is_taken {
                 return id;
             }
         }
     }
 
-    /// Chooses a communication ID: unpredictable, not 0, not in use [CM-30] [CM-53].
+    /// Chooses a communication ID, or number of a lookup: unpredictable, not 0, not in use [CM-30]
+    /// [CM-53].
     fn new_comm_id(&mut self) -> u32 {
         loop {
             let drawn = self.rng.next_u32();
@@ -229,7 +247,9 @@ impl Manager {
                 None => drawn,
                 Some(part) => u32::from(part) << 24 | drawn & 0xff_ffff,
             };
-            if comm_id != 0 && !self.by_comm_id.contains_key(&comm_id) {
+            let is_taken =
+                self.by_comm_id.contains_key(&comm_id) || self.lookups.has_request(comm_id);
+            if comm_id != 0 && !is_taken {
                 return comm_id;
             }
         }

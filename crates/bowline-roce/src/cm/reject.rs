@@ -82,17 +82,27 @@ impl Manager {
     }
 
     /// Refuses a request on behalf of the program, with at most 148 bytes of private data [CMA-13].
-    pub(crate) fn reject(&mut self, id: CmId, private_data: &[u8]) -> Result<(), Error> {
-        self.reject_for(id, RejectReason::CONSUMER, private_data)
+    pub(crate) fn reject(
+        &mut self,
+        now: Instant,
+        id: CmId,
+        private_data: &[u8],
+    ) -> Result<(), Error> {
+        self.reject_for(now, id, RejectReason::CONSUMER, private_data)
     }
 
-    /// Refuses a request, or the peer's answer to one, for a reason of the program's.
+    /// Refuses a request, or the peer's answer to one, for a reason of the program's; a lookup has
+    /// no reasons.
     pub(crate) fn reject_for(
         &mut self,
+        now: Instant,
         id: CmId,
         reason: RejectReason,
         private_data: &[u8],
     ) -> Result<(), Error> {
+        if self.lookups.is_lookup(id) {
+            return self.refuse_lookup(now, id, private_data);
+        }
         RequestPart::RejectData.check(private_data.len() as u64, REJ_PRIVATE_LEN as u64)?;
         let conn = self.conns.get(&id).ok_or(Error::NoSuch(Object::Connection))?;
         let answered = match conn.state {

@@ -5,6 +5,7 @@ mod forged;
 mod handshake;
 mod hostile;
 mod led;
+mod lookups;
 mod loss;
 
 use std::net::{IpAddr, SocketAddr};
@@ -27,6 +28,8 @@ const A: usize = 0;
 /// The passive side.
 const P: usize = 1;
 const PORT: u16 = 18515;
+/// A time at which nothing happens.
+const NOW: Instant = Instant::from_nanos(0);
 const QP_A: Qpn = Qpn(0x111);
 const QP_P: Qpn = Qpn(0x222);
 
@@ -317,6 +320,8 @@ fn name(mad: &CmMad) -> &'static str {
         CmMessage::Rtu(_) => "RTU",
         CmMessage::Dreq(_) => "DREQ",
         CmMessage::Drep(_) => "DREP",
+        CmMessage::SidrReq(_) => "SIDR_REQ",
+        CmMessage::SidrRep(_) => "SIDR_REP",
     }
 }
 
@@ -346,6 +351,7 @@ impl Manager {
         assert!(self.conns.len() <= self.config.max_connections);
         assert_eq!(count(|state| matches!(state, State::RepRcvd(_) | State::Accepting(_))), 0);
         assert_eq!(self.timers.len(), self.conns.values().filter(|c| c.timer.is_some()).count());
+        self.lookups.check();
         assert!(self.by_peer.len() <= self.conns.len());
         assert!(self.by_peer_qp.len() <= self.conns.len());
         for (id, conn) in &self.conns {
@@ -367,5 +373,6 @@ impl Manager {
         assert!(self.by_peer.is_empty() && self.by_peer_qp.is_empty());
         assert!(self.timers.is_empty() && self.outputs.is_empty());
         assert_eq!((self.unproven.len(), self.awaiting_rtu), (0, 0));
+        assert_eq!(self.lookups.len(), 0);
     }
 }

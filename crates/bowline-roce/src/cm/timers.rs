@@ -15,11 +15,13 @@ use crate::counters::Counters;
 impl Manager {
     /// Returns when [`handle_timeout`](Self::handle_timeout) is due.
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
-        self.timers.first().map(|(at, _)| *at)
+        let connections = self.timers.first().map(|(at, _)| *at);
+        [connections, self.lookups.poll_timeout()].into_iter().flatten().min()
     }
 
     /// Runs all timers that are due.
     pub(crate) fn handle_timeout(&mut self, now: Instant, counters: &mut Counters) {
+        self.lookups_handle_timeout(now, counters);
         while let Some(&(at, id)) = self.timers.first() {
             if at > now {
                 return;

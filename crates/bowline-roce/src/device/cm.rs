@@ -49,11 +49,79 @@ impl Device {
     /// # Errors
     /// [`Error::AddrInUse`], [`Error::AddrNotAvailable`], [`Error::Limit`].
     pub fn listen(&mut self, at: SocketAddr) -> Result<CmId, Error> {
+        let at = self.place_to_listen(at)?;
+        self.cm.manager.listen(at)
+    }
+
+    /// Listens for lookups of the datagram service of a port, as [`listen`](Self::listen) does for
+    /// connections: their requests are answered by [`answer`](Self::answer).
+    ///
+    /// # Errors
+    /// As [`listen`](Self::listen).
+    pub fn listen_datagrams(&mut self, at: SocketAddr) -> Result<CmId, Error> {
+        let at = self.place_to_listen(at)?;
+        self.cm.manager.listen_datagrams(at)
+    }
+
+    fn place_to_listen(&self, at: SocketAddr) -> Result<SocketAddr, Error> {
         let at = SocketAddr::new(at.ip().to_canonical(), at.port());
         if !at.ip().is_unspecified() && !self.is_own(at.ip()) {
             return Err(Error::AddrNotAvailable);
         }
-        self.cm.manager.listen(at)
+        Ok(at)
+    }
+
+    /// Looks up the datagram service of a port, with at most 180 bytes of data; the outcome is an
+    /// event. A local address is chosen as by [`connect`](Self::connect).
+    ///
+    /// # Errors
+    /// [`Error::Invalid`], [`Error::AddrNotAvailable`], [`Error::Limit`].
+    pub fn look_up(
+        &mut self,
+        now: Instant,
+        local: Option<SocketAddr>,
+        remote: SocketAddr,
+        private_data: &[u8],
+    ) -> Result<CmId, Error> {
+        let (local, remote) = self.both_ends(local, remote)?;
+        let id = self.cm.manager.look_up(now, local, remote, private_data)?;
+        self.cm_drain_outputs(now);
+        Ok(id)
+    }
+
+    /// Answers a lookup with a queue pair and its queue key, and at most 136 bytes of data. The
+    /// lookup is over then.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`], [`Error::NoSuch`].
+    pub fn answer(
+        &mut self,
+        now: Instant,
+        id: CmId,
+        qpn: Qpn,
+        qkey: u32,
+        private_data: &[u8],
+    ) -> Result<(), Error> {
+        self.cm.manager.answer_lookup(now, id, qpn, qkey, private_data)?;
+        self.cm_drain_outputs(now);
+        Ok(())
+    }
+
+    /// The ends of what is asked, with the chosen local address.
+    fn both_ends(
+        &self,
+        local: Option<SocketAddr>,
+        remote: SocketAddr,
+    ) -> Result<(SocketAddr, SocketAddr), Error> {
+        let remote = SocketAddr::new(remote.ip().to_canonical(), remote.port());
+        let port = local.map_or(0, |local| local.port());
+        let given = local.map(|local| local.ip().to_canonical()).filter(|ip| !ip.is_unspecified());
+        let ip = match given {
+            Some(ip) if self.is_own(ip) => ip,
+            Some(_) => return Err(Error::AddrNotAvailable),
+            None => self.nearest(remote.ip()).ok_or(Error::AddrNotAvailable)?,
+        };
+        Ok((SocketAddr::new(ip, port), remote))
     }
 
     /// Returns the address of a listener, or this side's address of a connection.
@@ -77,16 +145,9 @@ impl Device {
         remote: SocketAddr,
         param: &ConnParam,
     ) -> Result<CmId, Error> {
-        let remote = SocketAddr::new(remote.ip().to_canonical(), remote.port());
-        let port = local.map_or(0, |local| local.port());
-        let given = local.map(|local| local.ip().to_canonical()).filter(|ip| !ip.is_unspecified());
-        let ip = match given {
-            Some(ip) if self.is_own(ip) => ip,
-            Some(_) => return Err(Error::AddrNotAvailable),
-            None => self.nearest(remote.ip()).ok_or(Error::AddrNotAvailable)?,
-        };
+        let (local, remote) = self.both_ends(local, remote)?;
         self.check_connectable(param)?;
-        let id = self.cm.manager.connect(now, SocketAddr::new(ip, port), remote, param)?;
+        let id = self.cm.manager.connect(now, local, remote, param)?;
         self.cm_drain_outputs(now);
         Ok(id)
     }
@@ -110,7 +171,7 @@ impl Device {
     /// # Errors
     /// [`Error::Invalid`], [`Error::NoSuch`].
     pub fn reject(&mut self, now: Instant, id: CmId, private_data: &[u8]) -> Result<(), Error> {
-        self.cm.manager.reject(id, private_data)?;
+        self.cm.manager.reject(now, id, private_data)?;
         self.cm_drain_outputs(now);
         Ok(())
     }
@@ -127,7 +188,7 @@ impl Device {
         reason: RejectReason,
         private_data: &[u8],
     ) -> Result<(), Error> {
-        self.cm.manager.reject_for(id, reason, private_data)?;
+        self.cm.manager.reject_for(now, id, reason, private_data)?;
         self.cm_drain_outputs(now);
         Ok(())
     }

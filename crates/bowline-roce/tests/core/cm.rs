@@ -44,6 +44,8 @@ fn name(seen: &Seen) -> &'static str {
         Some(CmMessage::Rtu(_)) => "RTU",
         Some(CmMessage::Dreq(_)) => "DREQ",
         Some(CmMessage::Drep(_)) => "DREP",
+        Some(CmMessage::SidrReq(_)) => "SIDR_REQ",
+        Some(CmMessage::SidrRep(_)) => "SIDR_REP",
     }
 }
 

@@ -10,6 +10,8 @@
 //!     | --- DREQ (either side) ---> |
 //!     | <---------- DREP ---------- |
 //! ```
+//! A datagram service is looked up (SIDR): SIDR_REQ, answered by SIDR_REP [CM-8].
+//!
 //! Offsets in this file count from the beginning of the message, which follows the MAD's header.
 //! Reserved fields, and fields without a meaning between RoCE ports (EE contexts, Q_Key, alternate
 //! path [CM-38]), are sent as zero and ignored on receipt [HDR-13].
@@ -25,6 +27,12 @@ pub const REQ_PRIVATE_LEN: usize = 92;
 pub const REP_PRIVATE_LEN: usize = 196;
 /// Most bytes of private data of a REJ.
 pub const REJ_PRIVATE_LEN: usize = 148;
+/// Most bytes of private data of a SIDR_REQ, the header of rdma_cm included.
+pub const SIDR_REQ_PRIVATE_LEN: usize = 216;
+/// Most bytes of private data of a SIDR_REP.
+pub const SIDR_REP_PRIVATE_LEN: usize = 136;
+/// Most bytes of additional information of a SIDR_REP.
+pub const SIDR_INFO_LEN: usize = 72;
 /// Most bytes of additional reject information (ARI).
 pub const REJ_INFO_LEN: usize = 72;
 
@@ -35,6 +43,8 @@ const REP: u16 = 0x13;
 const RTU: u16 = 0x14;
 const DREQ: u16 = 0x15;
 const DREP: u16 = 0x16;
+const SIDR_REQ: u16 = 0x17;
+const SIDR_REP: u16 = 0x18;
 
 /// Vendor ID in the REQ of a bowline, which takes reports of gaps [CC-12]. A locally administered
 /// number, so nobody else's.
@@ -50,6 +60,8 @@ pub const TRANSPORT_RC: u8 = 0;
 const _: () = assert!(140 + REQ_PRIVATE_LEN == MAD_MESSAGE_LEN);
 const _: () = assert!(36 + REP_PRIVATE_LEN == MAD_MESSAGE_LEN);
 const _: () = assert!(12 + REJ_INFO_LEN + REJ_PRIVATE_LEN == MAD_MESSAGE_LEN);
+const _: () = assert!(16 + SIDR_REQ_PRIVATE_LEN == MAD_MESSAGE_LEN);
+const _: () = assert!(24 + SIDR_INFO_LEN + SIDR_REP_PRIVATE_LEN == MAD_MESSAGE_LEN);
 
 /// Request for a connection [CM-1].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -217,6 +229,53 @@ pub struct Dreq {
     pub remote_qpn: u32,
 }
 
+/// Lookup of the queue pair of a datagram service [CM-8].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SidrReq {
+    /// Sender's number of the lookup.
+    pub request_id: u32,
+    /// Partition key.
+    pub pkey: u16,
+    /// Service that is looked up [CMA-20].
+    pub service_id: u64,
+    /// Header of rdma_cm and the program's data [CMA-22].
+    pub private_data: [u8; SIDR_REQ_PRIVATE_LEN],
+}
+
+/// Result of a lookup.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SidrStatus(pub u8);
+
+impl SidrStatus {
+    /// The queue pair is in the answer.
+    pub const FOUND: Self = Self(0);
+    /// There is no such service.
+    pub const UNSUPPORTED: Self = Self(1);
+    /// Refused by the service.
+    pub const REJECT: Self = Self(2);
+}
+
+/// Answer to a [`SidrReq`] [CM-8].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SidrRep {
+    /// Number of the lookup.
+    pub request_id: u32,
+    /// Result.
+    pub status: SidrStatus,
+    /// Length of the additional information, at most 72 bytes.
+    pub info_len: u8,
+    /// Queue pair of the service, 24 bits.
+    pub qpn: u32,
+    /// The service.
+    pub service_id: u64,
+    /// Queue key of the queue pair.
+    pub qkey: u32,
+    /// Additional information.
+    pub info: [u8; SIDR_INFO_LEN],
+    /// The program's data.
+    pub private_data: [u8; SIDR_REP_PRIVATE_LEN],
+}
+
 /// A message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(clippy::large_enum_variant, reason = "none is larger than the MAD it comes from")]
@@ -235,6 +294,10 @@ pub enum CmMessage {
     Dreq(Dreq),
     /// Answer to a DREQ [CM-7].
     Drep(Ids),
+    /// Lookup of a datagram service.
+    SidrReq(SidrReq),
+    /// Answer to a lookup.
+    SidrRep(SidrRep),
 }
 
 /// A message and its transaction ID [GSI-4]. Private data of MRA, RTU, DREQ and DREP is sent as
@@ -277,6 +340,22 @@ impl CmMad {
             RTU => CmMessage::Rtu(area.ids()),
             DREQ => CmMessage::Dreq(Dreq { ids: area.ids(), remote_qpn: area.u24(8) }),
             DREP => CmMessage::Drep(area.ids()),
+            SIDR_REQ => CmMessage::SidrReq(SidrReq {
+                request_id: area.u32(0),
+                pkey: area.u16(4),
+                service_id: area.u64(8),
+                private_data: area.bytes(16),
+            }),
+            SIDR_REP => CmMessage::SidrRep(SidrRep {
+                request_id: area.u32(0),
+                status: SidrStatus(area.u8(4)),
+                info_len: area.u8(5).min(SIDR_INFO_LEN as u8),
+                qpn: area.u24(8),
+                service_id: area.u64(12),
+                qkey: area.u32(20),
+                info: area.bytes(24),
+                private_data: area.bytes(96),
+            }),
             other => return Err(MadError::Attribute(other)),
         };
         Ok(Self { transaction: header.transaction, message })
@@ -293,6 +372,8 @@ impl CmMad {
             CmMessage::Rtu(_) => RTU,
             CmMessage::Dreq(_) => DREQ,
             CmMessage::Drep(_) => DREP,
+            CmMessage::SidrReq(_) => SIDR_REQ,
+            CmMessage::SidrRep(_) => SIDR_REP,
         };
         let mut mad = MadHeader { transaction: self.transaction, attribute, modifier: 0 }.emit();
         let mut out = Out(&mut mad);
@@ -314,6 +395,21 @@ impl CmMad {
             CmMessage::Dreq(dreq) => {
                 out.ids(dreq.ids);
                 out.u24(8, dreq.remote_qpn);
+            }
+            CmMessage::SidrReq(req) => {
+                out.put(0, &req.request_id.to_be_bytes());
+                out.put(4, &req.pkey.to_be_bytes());
+                out.put(8, &req.service_id.to_be_bytes());
+                out.put(16, &req.private_data);
+            }
+            CmMessage::SidrRep(rep) => {
+                out.put(0, &rep.request_id.to_be_bytes());
+                out.put(4, &[rep.status.0, rep.info_len]);
+                out.u24(8, rep.qpn);
+                out.put(12, &rep.service_id.to_be_bytes());
+                out.put(20, &rep.qkey.to_be_bytes());
+                out.put(24, &rep.info);
+                out.put(96, &rep.private_data);
             }
         }
         mad
@@ -358,6 +454,14 @@ impl fmt::Display for CmMad {
                 write!(f, "DREQ {local:x}->{remote:x} qp {remote_qpn:#x}")
             }
             CmMessage::Drep(Ids { local, remote }) => write!(f, "DREP {local:x}->{remote:x}"),
+            CmMessage::SidrReq(req) => {
+                write!(f, "SIDR_REQ {:x} service {:#x}", req.request_id, req.service_id)
+            }
+            CmMessage::SidrRep(rep) => write!(
+                f,
+                "SIDR_REP {:x} status {} service {:#x} qp {:#x}",
+                rep.request_id, rep.status.0, rep.service_id, rep.qpn
+            ),
         }
     }
 }

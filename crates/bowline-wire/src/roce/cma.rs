@@ -13,13 +13,27 @@
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Length of the header in front of a REQ's private data.
+/// Length of the header in front of the private data of a REQ or SIDR_REQ.
 #[doc(alias = "cma_hdr")]
 pub const CMA_HEADER_LEN: usize = 36;
 
 /// Port space of reliable connections [CMA-1].
 #[doc(alias = "RDMA_PS_TCP")]
 const PORT_SPACE_TCP: u16 = 0x0106;
+
+/// Port space of datagram services [CMA-20].
+#[doc(alias = "RDMA_PS_UDP")]
+const PORT_SPACE_UDP: u16 = 0x0111;
+
+/// Returns the service id of a port of datagram services [CMA-20].
+pub const fn datagram_service_id(port: u16) -> u64 {
+    (PORT_SPACE_UDP as u64) << 16 | port as u64
+}
+
+/// Returns the port of a service id of datagram services; `None` for other service ids [CMA-20].
+pub const fn datagram_service_port(service_id: u64) -> Option<u16> {
+    if service_id >> 16 == PORT_SPACE_UDP as u64 { Some(service_id as u16) } else { None }
+}
 
 /// Returns the service id of a port of reliable connections [CMA-1].
 pub const fn service_id(port: u16) -> u64 {

@@ -15,7 +15,10 @@ mod opcode;
 mod packet;
 mod psn;
 
-pub use cma::{CMA_HEADER_LEN, CmaError, CmaHeader, Gid, flow_label, service_id, service_port};
+pub use cma::{
+    CMA_HEADER_LEN, CmaError, CmaHeader, Gid, datagram_service_id, datagram_service_port,
+    flow_label, service_id, service_port,
+};
 pub use header::{
     AETH_LEN, ATOMIC_ACK_ETH_LEN, ATOMIC_ETH_LEN, Aeth, AtomicAckEth, AtomicEth, BTH_LEN, Bth,
     CNP_RESERVED_LEN, DEFAULT_PKEY, DETH_LEN, Deth, FETH_LEN, IETH_LEN, IMM_LEN, MAX_HEADER_LEN,

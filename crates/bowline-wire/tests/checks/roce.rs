@@ -3,9 +3,10 @@
 
 use std::net::IpAddr;
 
+use bowline_wire::roce::cm::CmMad;
 use bowline_wire::roce::{
-    BTH_LEN, CNP_RESERVED_LEN, IcrcChecker, IcrcError, IcrcMatch, IcrcPolicy, Opcode, Outer,
-    Packet, PacketError, split_icrc,
+    BTH_LEN, CNP_RESERVED_LEN, IcrcChecker, IcrcError, IcrcMatch, IcrcPolicy, MAD_HEADER_LEN,
+    MadHeader, Opcode, Outer, Packet, PacketError, split_icrc,
 };
 
 /// Checks everything about the reading of `bytes` as a packet without ICRC.
@@ -40,6 +41,23 @@ pub(crate) fn packet(bytes: &[u8]) {
 
     let line = packet.to_string();
     assert!(line.starts_with(&packet.opcode.to_string()), "{line}");
+    assert!(line.len() < 200 && line.is_ascii() && !line.contains('\n'), "{line}");
+}
+
+/// Checks the reading of a management datagram of any bytes: `bytes` begin with what chooses the
+/// attribute.
+pub(crate) fn mad(bytes: &[u8]) {
+    let _ = CmMad::parse(bytes).map(|mad| mad.to_string());
+    let [choice, rest @ ..] = bytes else { return };
+    let header =
+        MadHeader { transaction: 1, attribute: 0x0f + u16::from(choice % 12), modifier: 0 };
+    let mut mad = header.emit();
+    for (to, from) in mad[MAD_HEADER_LEN..].iter_mut().zip(rest) {
+        *to = *from;
+    }
+    let Ok(read) = CmMad::parse(&mad) else { return };
+    assert_eq!(CmMad::parse(&read.emit()), Ok(read));
+    let line = read.to_string();
     assert!(line.len() < 200 && line.is_ascii() && !line.contains('\n'), "{line}");
 }
 

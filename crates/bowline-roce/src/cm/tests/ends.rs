@@ -126,7 +126,7 @@ fn a_request_that_comes_again_after_the_end_is_new() {
         pair.settle();
         let (transaction, req) = pair.req();
         let (first, _) = pair.request();
-        pair.sides[P].manager.reject(first, &[]).unwrap();
+        pair.sides[P].manager.reject(pair.now, first, &[]).unwrap();
         pair.settle();
         pair.inject(P, from, transaction, CmMessage::Req(req));
         let (second, _) = pair.request();
@@ -148,7 +148,7 @@ fn a_peer_in_a_hurry_uses_its_names_again() {
     pair.clear();
     pair.inject(P, from, transaction, CmMessage::Req(req));
     let (again, _) = pair.request();
-    pair.sides[P].manager.reject(again, &[]).unwrap();
+    pair.sides[P].manager.reject(pair.now, again, &[]).unwrap();
     pair.settle();
     let req = Req { local_id: req.local_id ^ 1, ..req };
     pair.inject(P, from, transaction, CmMessage::Req(req));

@@ -185,9 +185,9 @@ fn private_data_has_its_limits() {
     let long = ConnParam { private_data: vec![0; 197], ..param(QP_P) };
     let refused = manager.accept(passive, &long);
     assert_eq!(refused, Err(too_long(RequestPart::AcceptData, 196)));
-    let refused = manager.reject(passive, &[0; 149]);
+    let refused = manager.reject(NOW, passive, &[0; 149]);
     assert_eq!(refused, Err(too_long(RequestPart::RejectData, 148)));
-    manager.reject(passive, &[3; 148]).unwrap();
+    manager.reject(NOW, passive, &[3; 148]).unwrap();
     pair.settle();
     let private_data = vec![3; 148];
     let event = CmEvent::Rejected { id: active, reason: RejectReason::CONSUMER, private_data };
@@ -258,7 +258,7 @@ fn a_bad_request_is_refused_with_its_reason() {
     let (mut pair, _) = Pair::listening(config());
     let active = pair.connect(&param(QP_A));
     let (passive, _) = pair.request();
-    pair.sides[P].manager.reject(passive, &[]).unwrap();
+    pair.sides[P].manager.reject(pair.now, passive, &[]).unwrap();
     pair.settle();
     assert!(matches!(pair.sides[A].events[0], CmEvent::Rejected { id, .. } if id == active));
     let (transaction, good) = pair.req();
@@ -331,7 +331,7 @@ fn the_listener_of_the_address_comes_first() {
     let listener = |pair: &mut Pair| {
         pair.connect(&param(QP_A));
         let (id, request) = pair.request();
-        pair.sides[P].manager.reject(id, &[]).unwrap();
+        pair.sides[P].manager.reject(pair.now, id, &[]).unwrap();
         pair.settle();
         request.listener
     };
@@ -579,7 +579,7 @@ fn what_cannot_be_connected() {
     assert_eq!(manager.disconnect(now, active), early);
     let own = Err(Error::Invalid(InvalidReason::NotARequest));
     assert_eq!(manager.accept(active, &param(QP_P)), own);
-    assert_eq!(manager.reject(active, &[]), own);
+    assert_eq!(manager.reject(NOW, active, &[]), own);
     let manager = &mut pair.sides[P].manager;
     assert_eq!(manager.disconnect(now, listener), Err(Error::NoSuch(Object::Connection)));
 }

@@ -309,7 +309,7 @@ proptest! {
                     let _ = pair.sides[P].manager.accept(id, &param(Qpn(next_qpn)));
                 },
                 Act::Reject(at) => if let Some(id) = pick(&requests, at) {
-                    let _ = pair.sides[P].manager.reject(id, &[at]);
+                    let _ = pair.sides[P].manager.reject(pair.now, id, &[at]);
                 },
                 Act::Disconnect(side, at) => if let Some(id) = pick(&ids(&pair, side), at) {
                     let _ = pair.sides[side].manager.disconnect(now, id);
@@ -367,7 +367,7 @@ fn a_request_of_nobody_draws_few_messages() {
         pair.inject(P, from, 7, CmMessage::Req(req));
         let (id, _) = pair.request();
         if program == Program::Refuses {
-            pair.sides[P].manager.reject(id, &[]).unwrap();
+            pair.sides[P].manager.reject(pair.now, id, &[]).unwrap();
             pair.settle();
         } else {
             pair.accept(id, &param(QP_P));

@@ -125,7 +125,7 @@ fn connections_end_before_they_are_complete() {
     // The program refuses the answer.
     let (mut pair, active, passive) = responded(config());
     let manager = &mut pair.sides[A].manager;
-    manager.reject_for(active, RejectReason::VENDOR_OPTION, b"no").unwrap();
+    manager.reject_for(NOW, active, RejectReason::VENDOR_OPTION, b"no").unwrap();
     pair.settle();
     let [CmEvent::Rejected { id, reason, .. }] = pair.sides[P].events[..] else { panic!() };
     assert_eq!((id, reason), (passive, RejectReason::VENDOR_OPTION));

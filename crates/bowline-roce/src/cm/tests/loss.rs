@@ -161,7 +161,7 @@ fn a_rep_is_sent_as_the_req_asks() {
         pair.lose("REP");
         pair.connect(&param(QP_A));
         let (first, _) = pair.request();
-        pair.sides[P].manager.reject(first, &[]).unwrap();
+        pair.sides[P].manager.reject(pair.now, first, &[]).unwrap();
         pair.settle();
         let (transaction, req) = pair.req();
         let req = Req { local_timeout: code, max_retries: retries, ..req };
