@@ -219,7 +219,7 @@ fn gids() -> Vec<GidAt> {
 }
 
 /// Calls with all signals blocked, and so are those of threads that are started in it.
-fn without_signals<T>(call: impl FnOnce() -> T) -> T {
+pub(crate) fn without_signals<T>(call: impl FnOnce() -> T) -> T {
     // SAFETY: numbers, for which zeroes are good.
     let (mut all, mut former) = unsafe { mem::zeroed::<(libc::sigset_t, libc::sigset_t)>() };
     // SAFETY: writes the set.

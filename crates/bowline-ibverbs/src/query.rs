@@ -33,6 +33,9 @@ const LINK_UP: u8 = 5;
 const MESSAGE_MAX: u32 = 1 << 31;
 /// `IBV_GID_TYPE_ROCE_V2`.
 const ROCE_V2: u32 = 2;
+/// Multicast groups of the device, and attachments of queue pairs to them.
+const GROUPS_MAX: c_int = 1024;
+const ATTACHMENTS_MAX: c_int = 1 << 16;
 /// The default partition.
 const PKEY: u16 = 0xffff;
 /// `IBV_ATOMIC_HCA`: atomics of this device among each other.
@@ -83,9 +86,9 @@ fn attr(of: &Attr) -> DeviceAttr {
         max_mw: number(of.max_mw),
         max_raw_ipv6_qp: 0,
         max_raw_ethy_qp: 0,
-        max_mcast_grp: 0,
-        max_mcast_qp_attach: 0,
-        max_total_mcast_qp_attach: 0,
+        max_mcast_grp: GROUPS_MAX,
+        max_mcast_qp_attach: ATTACHMENTS_MAX,
+        max_total_mcast_qp_attach: ATTACHMENTS_MAX,
         max_ah: c_int::MAX,
         max_fmr: 0,
         max_map_per_fmr: 0,

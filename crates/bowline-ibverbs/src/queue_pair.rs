@@ -1,6 +1,6 @@
 //! Queue pairs.
 
-use core::ffi::{c_int, c_uint, c_void};
+use core::ffi::{c_int, c_uint};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use core::{mem, ptr};
 use std::sync::{Arc, Mutex};
@@ -9,7 +9,9 @@ use bowline_verbs::{
     Access, AddressVector, Device as _, Error, Mtu, QpState, QpType, Qpn, Resource,
 };
 
-use crate::abi::{AhAttr, Context, GlobalRoute, Pd, Qp, QpAttr, QpCap, QpInitAttr, QpInitAttrEx};
+use crate::abi::{
+    AhAttr, Context, Gid, GlobalRoute, Pd, Qp, QpAttr, QpCap, QpInitAttr, QpInitAttrEx,
+};
 use crate::cm;
 use crate::device::{self, Handle, Opened, end_events};
 use crate::events::{Unacknowledged, lock};
@@ -475,12 +477,15 @@ extern "C" fn ibv_set_ece(_qp: Option<&Qp>, ece: Option<&[u32; 3]>) -> c_int {
     }
 }
 
+/// Delivers what is sent to a group to a queue pair. The group is joined by the rdma_cm.
 #[unsafe(no_mangle)]
-extern "C" fn ibv_attach_mcast(_qp: Option<&Qp>, _gid: *const c_void, _lid: u16) -> c_int {
-    fails(libc::EOPNOTSUPP)
+extern "C" fn ibv_attach_mcast(qp: Option<&Qp>, group: Option<&Gid>, _lid: u16) -> c_int {
+    let (Some(qp), Some(group)) = (qp, group) else { return fails(libc::EINVAL) };
+    outcome(qp.own.opened.soft.attach(qp.own.qpn, device::addr(group)))
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn ibv_detach_mcast(_qp: Option<&Qp>, _gid: *const c_void, _lid: u16) -> c_int {
-    fails(libc::EOPNOTSUPP)
+extern "C" fn ibv_detach_mcast(qp: Option<&Qp>, group: Option<&Gid>, _lid: u16) -> c_int {
+    let (Some(qp), Some(group)) = (qp, group) else { return fails(libc::EINVAL) };
+    outcome(qp.own.opened.soft.detach(qp.own.qpn, device::addr(group)))
 }

@@ -334,3 +334,34 @@ fn datagrams_of_rdmacm_utils_pass() {
     run([At::Node(&path); 2], "127.81.5.3");
     run([At::Node(&path), At::Addr("127.81.5.4")], "127.81.5.3");
 }
+
+#[test]
+fn multicast_of_rdmacm_utils_passes() {
+    if !is_there("rping", "rdmacm-utils") {
+        return;
+    }
+    let names = names("multicast");
+    // The sender sends once, and waits for nobody: it sends until the receiver has enough.
+    let heard = |group: &str, receiver: At<'_>, at: &str, sender: At<'_>, from: &str| {
+        let mut hears = start(&names, receiver, &["mckey", "-m", group, "-b", at]);
+        let begun = Instant::now();
+        while hears.0.try_wait().unwrap().is_none() {
+            assert!(begun.elapsed() < STARTING, "nothing is heard");
+            let words = ["mckey", "-m", group, "-b", from, "-s", "-o"];
+            let (is_good, said) = end(start(&names, sender, &words));
+            assert!(is_good, "{said}");
+            thread::sleep(PAUSE);
+        }
+        let (is_good, said) = end(hears);
+        assert!(is_good, "{said}");
+    };
+    let (to, from) = ("127.81.6.1", "127.81.6.2");
+    heard("239.81.6.1", At::Addr(to), to, At::Addr(from), from);
+    // Processes of one address, and of another.
+    let path = names.0.join("node.sock");
+    let shared = "127.81.6.3";
+    hosted(shared.parse().unwrap(), &path, &names.0);
+    let node = At::Node(&path);
+    heard("239.81.6.2", node, shared, node, shared);
+    heard("239.81.6.2", node, shared, At::Addr(from), from);
+}

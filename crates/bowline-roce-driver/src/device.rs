@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bowline_base::{clock, count::Described};
 use bowline_roce::{
-    Config, Counters, Device as Core, FormerConnection, IdentHint, InUse, Instant, burst_payload,
+    Config, Counters, Device as Core, FormerConnection, InUse, Instant, burst_payload,
 };
 use bowline_verbs::{
     Access, AsyncEvent, Buffer, CmEvent, CmId, Completion, ConnParam, CqId, Device, DeviceAttr,
@@ -20,6 +20,7 @@ use bowline_verbs::{
 use crate::capture::Capture;
 use crate::config::SoftConfig;
 use crate::connection_files::ConnectionFiles;
+use crate::groups::Groups;
 use crate::identity;
 use crate::line::{self, Line};
 use crate::receive::PumpResult;
@@ -50,6 +51,7 @@ pub struct SoftDevice {
     /// Delivers packets that are late; `None` where the network is as it is.
     line: Mutex<Option<JoinHandle<()>>>,
     attr: DeviceAttr,
+    groups: Groups,
 }
 
 impl SoftDevice {
@@ -156,8 +158,13 @@ impl SoftDevice {
             .name("bowline-roce".to_owned())
             .spawn(move || of_helper.help())
             .map_err(|error| system("starting a thread", &error))?;
-        let device =
-            Self { shared, helper: Mutex::new(Some(helper)), line: Mutex::default(), attr };
+        let device = Self {
+                shared,
+                helper: Mutex::new(Some(helper)),
+                line: Mutex::default(),
+                attr,
+                groups: Groups::default(),
+            };
         if device.shared.line.is_some() {
             let of_line = Arc::clone(&device.shared);
             let line = std::thread::Builder::new()
@@ -274,15 +281,51 @@ impl SoftDevice {
     /// flushed that the peer has executed.
     pub(crate) fn take_in_one(&self, from: SocketAddr, to: IpAddr, payload: &[u8]) {
         self.shared.catch_up();
-        if let Some(capture) = &self.shared.capture {
-            let mut capture = capture.lock().unwrap_or_else(PoisonError::into_inner);
-            let to = SocketAddr::new(to, ROCE_PORT);
-            self.shared.record_arrival(&mut capture, from, to, IdentHint::Unknown, payload);
+        self.shared.take_in_one(from, to, payload);
+    }
+
+    /// Joins a multicast group with a local address: what is sent to the group on that address's
+    /// network comes to this device, for queue pairs that are [attached](Self::attach). As often as
+    /// it was joined it is to be [left](Self::leave).
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for an address that is not of a group or of the family of `local`;
+    /// [`Error::AddrNotAvailable`]; [`Error::AddrInUse`] when another program has UDP port 4791 of
+    /// all addresses; [`Error::System`].
+    pub fn join(&self, group: IpAddr, local: IpAddr) -> Result<(), Error> {
+        let endpoint = self.shared.endpoint(local).ok_or(Error::AddrNotAvailable)?;
+        let index = endpoint.interface().ok_or(Error::AddrNotAvailable)?.index;
+        if self.shared.lock().stop {
+            return Err(Error::Closed);
         }
-        let line = self.shared.line.as_ref();
-        if line.is_none_or(|line| self.shared.goes_on(line, from, to, 0, payload)) {
-            self.shared.take_in_alone(from, to, 0, payload);
-        }
+        self.groups.join(&self.shared, group, local, index)
+    }
+
+    /// Ends what [`join`](Self::join) has begun.
+    ///
+    /// # Errors
+    /// [`Error::AddrNotAvailable`] for a group that was not joined with this address.
+    pub fn leave(&self, group: IpAddr, local: IpAddr) -> Result<(), Error> {
+        let endpoint = self.shared.endpoint(local).ok_or(Error::AddrNotAvailable)?;
+        let index = endpoint.interface().ok_or(Error::AddrNotAvailable)?.index;
+        self.groups.leave(group, index)
+    }
+
+    /// Delivers datagrams to a multicast group to a queue pair of type UD, which gets each once,
+    /// and nothing that it has sent itself.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`], [`Error::Invalid`], [`Error::Limit`].
+    pub fn attach(&self, qp: Qpn, group: IpAddr) -> Result<(), Error> {
+        self.set(|core| core.attach(qp, group))
+    }
+
+    /// Ends what [`attach`](Self::attach) has begun.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`] for a queue pair that is not attached to the group.
+    pub fn detach(&self, qp: Qpn, group: IpAddr) -> Result<(), Error> {
+        self.set(|core| core.detach(qp, group))
     }
 
     /// Tells whether this device listens at a port of an address.
@@ -332,6 +375,7 @@ impl SoftDevice {
         let Some(helper) = helper.take() else {
             return;
         };
+        self.groups.close();
         // Packets that the background thread is handling now must be acknowledged as well.
         while self.shared.pump() == PumpResult::Busy {
             std::thread::yield_now();

@@ -28,6 +28,7 @@ mod device;
 mod early;
 mod fault;
 mod followers;
+mod groups;
 mod helper;
 mod identity;
 mod impair;

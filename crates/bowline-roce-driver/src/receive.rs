@@ -18,7 +18,7 @@ use crate::impair::Way;
 use crate::line::{Line, Passage};
 use crate::shared::{Shared, State};
 use crate::sys::{Arrival, Inbox};
-use crate::udp::Endpoint;
+use crate::udp::{Endpoint, ROCE_PORT};
 
 /// A buffer of up to this many bytes is a short run of packets.
 const SHORT_RUN_BYTES: usize = 16 << 10;
@@ -465,6 +465,18 @@ impl Shared {
         let passage = line.pass(Way::In, to, from, tos, payload, &mut lost);
         self.stats.packets_dropped.add(lost);
         passage == Passage::Whole
+    }
+
+    /// Takes in a datagram that did not come by the socket of its address.
+    pub(crate) fn take_in_one(&self, from: SocketAddr, to: IpAddr, payload: &[u8]) {
+        if let Some(capture) = &self.capture {
+            let mut capture = capture.lock().unwrap_or_else(PoisonError::into_inner);
+            let to = SocketAddr::new(to, ROCE_PORT);
+            self.record_arrival(&mut capture, from, to, IdentHint::Unknown, payload);
+        }
+        if self.line.as_ref().is_none_or(|line| self.goes_on(line, from, to, 0, payload)) {
+            self.take_in_alone(from, to, 0, payload);
+        }
     }
 
     /// Passes a datagram to the core that comes by itself, and sends what follows from it.

@@ -57,6 +57,12 @@ pub(crate) enum Opt {
     SendBuf,
     /// Several sockets of one address and port.
     ReusePort,
+    /// Several sockets of one multicast group and port.
+    ReuseAddr,
+    /// Receive what others have joined IPv4 groups for.
+    MulticastAll4,
+    /// Receive what others have joined IPv6 groups for.
+    MulticastAll6,
 }
 
 impl Opt {
@@ -78,6 +84,9 @@ impl Opt {
             Self::SendBufForce => (libc::SOL_SOCKET, libc::SO_SNDBUFFORCE),
             Self::SendBuf => (libc::SOL_SOCKET, libc::SO_SNDBUF),
             Self::ReusePort => (libc::SOL_SOCKET, libc::SO_REUSEPORT),
+            Self::ReuseAddr => (libc::SOL_SOCKET, libc::SO_REUSEADDR),
+            Self::MulticastAll4 => (libc::IPPROTO_IP, libc::IP_MULTICAST_ALL),
+            Self::MulticastAll6 => (libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_ALL),
         }
     }
 }
@@ -585,6 +594,8 @@ pub(crate) struct Interface {
     pub(crate) mtu: usize,
     /// Zone of a link-local IPv6 address, else 0.
     pub(crate) scope: u32,
+    /// Index of the interface.
+    pub(crate) index: u32,
 }
 
 /// Addresses of this machine's interfaces.
@@ -628,7 +639,9 @@ pub(crate) fn interfaces_of(fd: BorrowedFd<'_>, ip: IpAddr) -> Vec<Interface> {
             SocketAddr::V4(_) => 0,
         };
         let Some(mtu) = mtu_of(fd, name) else { continue };
-        all.push(Interface { name: name.to_string_lossy().into_owned(), mtu, scope });
+        // SAFETY: the name ends with a zero.
+        let index = unsafe { libc::if_nametoindex(name.as_ptr()) };
+        all.push(Interface { name: name.to_string_lossy().into_owned(), mtu, scope, index });
     }
     all
 }

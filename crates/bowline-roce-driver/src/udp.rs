@@ -7,13 +7,14 @@
 //! k-th segment of a burst has k [ICRC-12], [ICRC-20].
 
 use core::sync::atomic::{AtomicU8, Ordering};
-use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use bowline_roce::{Burst, DirectPlacement};
 use bowline_verbs::{Error, InvalidReason};
 use rustix::io::Errno;
 use rustix::net::bind;
+use rustix::net::sockopt::{set_ip_multicast_if_with_ifindex, set_ipv6_multicast_if};
 
 use crate::early::EarlySockets;
 use crate::sys::{self, Arrival, Inbox, Interface, Opt, Outgoing};
@@ -74,6 +75,16 @@ impl Endpoint {
         if !is_bound {
             prepare(fd.as_fd(), ip, buffer)?;
             bind(&fd, &at).map_err(|errno| refused(at, errno))?;
+        }
+        if let Some(interface) = &interface {
+            // Where that fails, only what is sent to groups goes where the system likes.
+            let _ = match ip {
+                IpAddr::V4(v4) => {
+                    let any = Ipv4Addr::UNSPECIFIED;
+                    set_ip_multicast_if_with_ifindex(&fd, &any, &v4, interface.index)
+                }
+                IpAddr::V6(_) => set_ipv6_multicast_if(&fd, interface.index),
+            };
         }
         let receive_buffer = sys::get(fd.as_fd(), Opt::RecvBuf).unwrap_or(0);
         let receive_buffer = usize::try_from(receive_buffer).unwrap_or(0);
@@ -228,7 +239,7 @@ fn system(what: &str, errno: Errno) -> Error {
 /// Returns port 4791 of an address; link-local addresses need the zone of their interface.
 fn with_scope(ip: IpAddr, scope: u32) -> SocketAddr {
     match ip {
-        IpAddr::V6(v6) if v6.is_unicast_link_local() => {
+        IpAddr::V6(v6) if v6.is_unicast_link_local() || v6.is_multicast() => {
             SocketAddrV6::new(v6, ROCE_PORT, 0, scope).into()
         }
         ip => SocketAddr::new(ip, ROCE_PORT),

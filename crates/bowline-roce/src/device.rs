@@ -15,6 +15,7 @@ mod cm;
 mod direct_placement;
 mod gsi;
 mod marks;
+mod multicast;
 mod rx;
 mod shared;
 mod tx;
@@ -34,6 +35,7 @@ pub use self::direct_placement::{
 pub use self::usage::InUse;
 
 use self::gsi::Gsi;
+use self::multicast::Groups;
 use self::shared::Shared;
 use crate::burst::burst_payload;
 use crate::config::Config;
@@ -81,6 +83,7 @@ pub struct Device {
     retired: VecDeque<u32>,
     gsi: Gsi,
     cm: cm::CmState,
+    groups: Groups,
     /// Packet, without its ICRC, that did not fit into the previous burst, and its queue pair.
     carry: Vec<u8>,
     carry_qpn: Option<Qpn>,
@@ -107,6 +110,7 @@ impl Device {
             icrc: IcrcChecker::new(config.icrc),
             retired: VecDeque::new(),
             gsi: Gsi::default(),
+            groups: Groups::default(),
             cm: cm::CmState::new(&config, &mut rng),
             carry: Vec::new(),
             carry_qpn: None,

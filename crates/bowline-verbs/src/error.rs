@@ -165,6 +165,8 @@ pub enum Resource {
     Memory,
     /// Processes that share the addresses of a machine.
     Processes,
+    /// Multicast groups, and queue pairs attached to them.
+    MulticastGroups,
 }
 
 impl fmt::Display for Resource {
@@ -186,6 +188,7 @@ impl fmt::Display for Resource {
             Self::AddressHandles => "address handles",
             Self::Memory => "memory",
             Self::Processes => "processes that share the machine's addresses",
+            Self::MulticastGroups => "multicast groups",
         })
     }
 }

@@ -95,6 +95,10 @@ pub enum InvalidReason {
     RemoteAddr,
     /// The connection is not a request, or one that is answered already.
     NotARequest,
+    /// Only queue pairs of type UD receive what is sent to a multicast group.
+    TypeToAttach,
+    /// The address is not one of a multicast group.
+    NotMulticast(IpAddr),
     /// There is no connection yet.
     NotEstablished,
     /// The connection is not one that the peer has accepted and this side has not completed.
@@ -186,6 +190,8 @@ impl fmt::Display for InvalidReason {
             Self::AddrFamilies => "the addresses are of different families",
             Self::RemoteAddr => "the remote address is not one to connect to",
             Self::NotARequest => "not a connection request, or one already answered",
+            Self::TypeToAttach => "only UD queue pairs are attached to multicast groups",
+            Self::NotMulticast(addr) => return write!(f, "{addr} is no multicast address"),
             Self::NotEstablished => "there is no connection yet",
             Self::NotResponded => "the peer has not accepted, or the connection is complete",
             Self::NoConnectionAttr(state) => {

@@ -3,10 +3,12 @@
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use core::ptr;
 
-use bowline_verbs::{CmEvent as Happened, CmId as Number, ConnRequest};
+use bowline_verbs::{CmEvent as Happened, CmId as Number, ConnRequest, Qpn};
 
 use super::abi::{CmEvent, CmId, ConnParam, EventChannel, Param, UdParam};
+use super::groups::{self, Joined};
 use super::ids;
+use super::queue_pairs::UDP_QKEY;
 use crate::abi::AhAttr;
 use crate::device::{Handle, Objects};
 use crate::events::Events;
@@ -26,6 +28,8 @@ pub(super) mod kind {
     pub(crate) const ESTABLISHED: c_uint = 9;
     pub(crate) const DISCONNECTED: c_uint = 10;
     pub(crate) const DEVICE_REMOVAL: c_uint = 11;
+    pub(crate) const MULTICAST_JOIN: c_uint = 12;
+    pub(crate) const MULTICAST_ERROR: c_uint = 13;
     pub(crate) const TIMEWAIT_EXIT: c_uint = 15;
 }
 
@@ -45,6 +49,8 @@ pub(crate) struct Pending {
     remote_qpn: u32,
     /// Queue key of a datagram service.
     qkey: u32,
+    /// The group that was joined.
+    pub(super) joined: Option<Joined>,
 }
 
 /// What is kept for a channel.
@@ -71,6 +77,7 @@ impl Pending {
             initiator_depth: 0,
             remote_qpn: 0,
             qkey: 0,
+            joined: None,
         }
     }
 
@@ -92,6 +99,12 @@ fn push(id: &CmId, event: Pending) {
 /// Tells an id of what it did itself.
 pub(super) fn push_own(id: &CmId, event: c_uint, status: c_int) {
     push(id, Pending::new(Handle(id), event, status));
+}
+
+/// Tells an id that it is a member of a group.
+pub(super) fn push_joined(id: &CmId, joined: Joined) {
+    let new = Pending::new(Handle(id), kind::MULTICAST_JOIN, 0);
+    push(id, Pending { joined: Some(joined), ..new });
 }
 
 /// Takes what has happened to a connection to the channel of its id. What comes before the id is
@@ -197,7 +210,7 @@ pub(super) extern "C" fn rdma_destroy_event_channel(channel: *mut EventChannel) 
 }
 
 fn read(pending: Pending) -> CmEvent {
-    let Pending { of, event, status, request, mut data, remote_qpn, qkey, .. } = pending;
+    let Pending { of, mut event, mut status, request, mut data, remote_qpn, qkey, .. } = pending;
     let Pending { responder_resources, initiator_depth, .. } = pending;
     let mut conn = ConnParam {
         private_data: ptr::null(),
@@ -237,6 +250,14 @@ fn read(pending: Pending) -> CmEvent {
     let is_datagram = ids::is_datagram(about);
     if is_datagram && event == kind::ESTABLISHED {
         ud.ah_attr = ids::way(about).unwrap_or_default();
+    }
+    if let Some(joined) = pending.joined {
+        if !groups::begin(about, &joined) {
+            (event, status) = (kind::MULTICAST_ERROR, -libc::EINVAL);
+        }
+        ud.private_data = ptr::with_exposed_provenance(joined.context);
+        ud.ah_attr = groups::way(about, joined.group).unwrap_or_default();
+        (ud.qp_num, ud.qkey) = (Qpn::MULTICAST.0, UDP_QKEY);
     }
     let mut param = Param { ud };
     if !is_datagram {

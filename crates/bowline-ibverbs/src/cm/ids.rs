@@ -16,6 +16,7 @@ use super::events::{
     kind, push_own, rdma_ack_cm_event, rdma_create_event_channel, rdma_destroy_event_channel,
     rdma_get_cm_event, replay,
 };
+use super::groups::{self, Joined};
 use super::queue_pairs::{self, ListenerQp};
 use super::shared_receives;
 use crate::abi::{AhAttr, Context, Pd, Qp};
@@ -64,6 +65,8 @@ pub(super) struct State {
     port: Option<u16>,
     /// What a peer asks for, until it is answered.
     pub(super) request: Option<ConnRequest>,
+    /// Multicast groups that it has joined.
+    pub(super) groups: Vec<Joined>,
     /// Queue pairs for the requests of a listener.
     pub(super) request_qp: Option<ListenerQp>,
 }
@@ -252,8 +255,10 @@ fn is_own(ip: IpAddr) -> bool {
 /// An address of the device from which another one may be reached although the system would not
 /// send from it: where the device has some of the machine's addresses only.
 fn near(remote: IpAddr) -> Option<IpAddr> {
-    let is_near =
-        |ip: &IpAddr| ip.is_ipv4() == remote.is_ipv4() && ip.is_loopback() == remote.is_loopback();
+    let is_near = |ip: &IpAddr| {
+        let is_reached = remote.is_multicast() || ip.is_loopback() == remote.is_loopback();
+        ip.is_ipv4() == remote.is_ipv4() && is_reached
+    };
     opened()?.gids.iter().map(|at| at.addr).find(is_near)
 }
 
@@ -401,6 +406,7 @@ pub(super) extern "C" fn rdma_destroy_id(id: *mut CmId) -> c_int {
     // SAFETY: null or made here.
     let Some(at) = (unsafe { id.as_ref() }) else { return refuse(libc::EINVAL) };
     end(at);
+    groups::leave_all(at);
     forget_event(at);
     let channel = at.channel.get();
     // SAFETY: a channel is not destroyed before its ids.

@@ -14,6 +14,7 @@ pub(crate) mod abi;
 mod addr;
 mod connections;
 mod events;
+mod groups;
 mod ids;
 mod lookup;
 mod queue_pairs;

@@ -1,4 +1,4 @@
-//! Calls for what there is not: multicast groups, and sockets over RDMA.
+//! Calls for what there is not: sockets over RDMA.
 
 use core::ffi::c_int;
 
@@ -16,9 +16,6 @@ macro_rules! refused {
 }
 
 refused! {
-    rdma_join_multicast,
-    rdma_join_multicast_ex,
-    rdma_leave_multicast,
     rsocket,
     rbind,
     rlisten,

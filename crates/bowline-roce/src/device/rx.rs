@@ -19,9 +19,6 @@ use crate::rc::requester::Outcome;
 use crate::rc::responder::PacketOutcome;
 use crate::ud::{NETWORK_HEADER_LEN, network_header};
 
-/// Destination queue pair number of multicast packets.
-const MULTICAST_QPN: u32 = 0xff_ffff;
-
 impl Device {
     /// Prefetches the region entries of datagrams that [`handle_datagrams`](Self::handle_datagrams)
     /// is about to be given: an entry may not be in the processor's cache.
@@ -57,7 +54,7 @@ impl Device {
         let (ip, to) = (from.ip().to_canonical(), to.to_canonical());
         let outer = Outer { from: ip, to, source_port: from.port() };
         // RX-2
-        let known = self.shared.config.addrs.contains(&to);
+        let known = self.shared.config.addrs.contains(&to) || self.groups.has(to);
         self.shared.begin_gathering();
         for (ident, payload) in datagrams {
             let counters = &mut self.shared.counters;
@@ -88,7 +85,13 @@ impl Device {
         let parsed = Packet::parse(bytes);
         // Borrowed, not moved, for the same reason as `outer`.
         let packet = match &parsed {
-            Ok(packet) if packet.bth.dest_qpn != MULTICAST_QPN => packet,
+            // RX-14
+            Ok(packet) if packet.bth.dest_qpn == Qpn::MULTICAST.0 && outer.to.is_multicast() => {
+                return self.handle_multicast(now, outer, ident, packet, (bytes, icrc));
+            }
+            Ok(packet) if packet.bth.dest_qpn != Qpn::MULTICAST.0 && !outer.to.is_multicast() => {
+                packet
+            }
             Ok(_) | Err(PacketError::Version(_) | PacketError::NoQueuePair) => {
                 counters.drop_header += 1;
                 return;
@@ -191,7 +194,7 @@ impl Shared {
     /// Hands a checked packet to the half of its queue pair that it is for. `header` makes the
     /// network header that precedes a datagram in its buffer.
     #[inline]
-    fn hand_to(
+    pub(super) fn hand_to(
         &mut self,
         now: Instant,
         qp: &mut Qp,
@@ -290,7 +293,7 @@ impl Device {
     /// Tells whether a number may be assigned to a new queue pair [QP-6].
     pub(super) fn is_free(&self, qpn: Qpn) -> bool {
         qpn.0 > 1
-            && qpn.0 != MULTICAST_QPN
+            && qpn != Qpn::MULTICAST
             && !self.qps.contains_key(&qpn.0)
             && !self.retired.contains(&qpn.0)
             && !self.cm_reserves(qpn)

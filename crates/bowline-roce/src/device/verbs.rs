@@ -356,6 +356,7 @@ impl Device {
         if self.cm_holds(qp) {
             return Err(Error::Busy(Object::QueuePair));
         }
+        self.groups.forget(qp);
         if let Some(gone) = self.qps.remove(&qp.0) {
             let now = self.shared.paths.get(gone.path).used_at();
             self.shared.paths.leave(now, gone.path, qp, gone.in_flight());

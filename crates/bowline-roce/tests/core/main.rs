@@ -15,6 +15,7 @@ mod hostile;
 mod joined;
 mod late;
 mod loss;
+mod multicast;
 mod notifications;
 mod overdue;
 mod placed;
