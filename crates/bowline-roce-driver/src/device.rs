@@ -159,12 +159,12 @@ impl SoftDevice {
             .spawn(move || of_helper.help())
             .map_err(|error| system("starting a thread", &error))?;
         let device = Self {
-                shared,
-                helper: Mutex::new(Some(helper)),
-                line: Mutex::default(),
-                attr,
-                groups: Groups::default(),
-            };
+            shared,
+            helper: Mutex::new(Some(helper)),
+            line: Mutex::default(),
+            attr,
+            groups: Groups::default(),
+        };
         if device.shared.line.is_some() {
             let of_line = Arc::clone(&device.shared);
             let line = std::thread::Builder::new()

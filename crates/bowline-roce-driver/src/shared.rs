@@ -10,13 +10,12 @@
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::collections::VecDeque;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use bowline_base::clock;
-use bowline_roce::{Burst, Device as Core, Event, IdentHint, Instant};
+use bowline_roce::{Burst, Device as Core, Event, Instant};
 use bowline_verbs::{AsyncEvent, CmEvent};
 use bowline_wait::{Lead, Leader, PollBudget};
 use rustix::event::{EventfdFlags, eventfd};

@@ -30,7 +30,15 @@ impl End {
     fn new(dev: &Arc<SoftDevice>) -> Self {
         let (pd, cq) = (dev.alloc_pd().unwrap(), dev.create_cq(64).unwrap());
         let (cap, sq_sig_all) = (QpCap::default(), false);
-        let init = QpInit { pd, send_cq: cq, recv_cq: cq, qp_type: QpType::Ud, cap, sq_sig_all };
+        let init = QpInit {
+            pd,
+            send_cq: cq,
+            recv_cq: cq,
+            srq: None,
+            qp_type: QpType::Ud,
+            cap,
+            sq_sig_all,
+        };
         let qp = dev.create_qp(&init).unwrap();
         let to = |state| QpAttr { state: Some(state), ..QpAttr::default() };
         let init = QpAttr { qkey: Some(QKEY), ..to(QpState::Init) };

@@ -26,6 +26,7 @@ fn datagrams(node: &mut Node, now: Instant) -> Qpn {
         pd: node.pd,
         send_cq: node.send_cq,
         recv_cq: node.recv_cq,
+        srq: None,
         qp_type: QpType::Ud,
         cap: QpCap::default(),
         sq_sig_all: false,

@@ -302,7 +302,7 @@ fn datagrams_take_shared_receives() {
         }
         qpn
     });
-    let dest = UdDest { addr: sharing.pair.nodes[1].addr, qpn: qpns[1], qkey: key };
+    let dest = UdDest { addr: sharing.pair.nodes[1].addr, qpn: qpns[1], qkey: key, from: None };
     for (id, is_posted) in [(1, false), (2, true)] {
         if is_posted {
             sharing.post(9, 0, 200);
