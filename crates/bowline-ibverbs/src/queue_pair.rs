@@ -283,7 +283,7 @@ pub(crate) fn route(opened: &Opened, attr: &AhAttr) -> Option<AddressVector> {
 }
 
 /// The attributes of a transition as programs have them, and which of them are given.
-pub(crate) fn of_transition(opened: &Opened, attr: &bowline_verbs::QpAttr) -> (QpAttr, c_int) {
+pub(crate) fn transition_attr(opened: &Opened, attr: &bowline_verbs::QpAttr) -> (QpAttr, c_int) {
     let mut given = 0;
     let mut mark = |is_given: bool, bit| given |= if is_given { bit } else { 0 };
     mark(attr.state.is_some(), mask::STATE);

@@ -233,6 +233,8 @@ fn connections_of_rdmacm_utils_pass() {
         &format!("ucmatose -b {to} -c 3 -C 4 -S 5000"),
         &format!("ucmatose -s {to} -c 3 -C 4 -S 5000"),
     );
+    // Ids move to another channel for their end.
+    run(&format!("ucmatose -b {to} -m -a 14"), &format!("ucmatose -s {to} -m -a 14"));
     run(&format!("rdma_server -s {to}"), &format!("rdma_client -s {to}"));
     run("rdma_xserver -c r", &format!("rdma_xclient -s {to} -c r"));
     // The programs lead their queue pairs themselves.

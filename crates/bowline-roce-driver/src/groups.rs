@@ -1,4 +1,4 @@
-//! Multicast groups that were joined: a socket for each, bound to the group's address.
+//! Multicast groups that were joined: a socket for each, bound to the group's address [CMA-23].
 //!
 //! A socket that is bound to an address of the machine gets nothing that is sent to a group,
 //! whichever it has joined. Sockets bound to the group each get a copy, those of other processes

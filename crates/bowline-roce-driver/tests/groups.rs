@@ -86,6 +86,7 @@ impl End {
     }
 }
 
+// tests [CMA-23]
 #[test]
 fn members_on_one_machine_hear_each_other() {
     let group = IpAddr::from([239, 78, 1, 1]);

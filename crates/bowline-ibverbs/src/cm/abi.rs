@@ -101,6 +101,15 @@ pub(crate) struct CmEvent {
     pub(crate) own: EventOwn,
 }
 
+/// `struct rdma_cm_join_mc_attr_ex`.
+#[derive(Debug)]
+#[repr(C)]
+pub(crate) struct JoinAttr {
+    pub(crate) comp_mask: u32,
+    pub(crate) join_flags: u32,
+    pub(crate) addr: *const libc::sockaddr,
+}
+
 /// `struct rdma_addrinfo`.
 #[derive(Debug)]
 #[repr(C)]

@@ -18,7 +18,7 @@ use super::ids::{
 use super::queue_pairs::{ListenerQp, UDP_QKEY, datagram_attr, rdma_create_qp};
 use crate::abi::{QpAttr, QpInitAttr};
 use crate::events::lock;
-use crate::queue_pair::{of_transition, state};
+use crate::queue_pair::{state, transition_attr};
 
 /// Retransmissions of calls that say nothing of them.
 const RETRIES: u8 = 7;
@@ -277,7 +277,7 @@ extern "C" fn rdma_init_qp_attr(
         return attr.map_or_else(
             || refuse(libc::EINVAL),
             |attr| {
-                (*out, *given) = of_transition(opened, &attr);
+                (*out, *given) = transition_attr(opened, &attr);
                 0
             },
         );
@@ -295,7 +295,9 @@ extern "C" fn rdma_init_qp_attr(
         attr.access = attr.access.map(|access| (access & RIGHTS) | Access::LOCAL_WRITE);
     }
     attr.min_rnr_timer = attr.min_rnr_timer.map(|_| RNR_TIMER);
-    (*out, *given) = of_transition(opened, &attr);
+    let wanted = lock(&id.own.state).ack_timeout;
+    attr.timeout = attr.timeout.map(|timeout| wanted.unwrap_or(timeout));
+    (*out, *given) = transition_attr(opened, &attr);
     0
 }
 

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use bowline_verbs::{AddressVector, Error};
 
-use super::abi::CmId;
+use super::abi::{CmId, JoinAttr};
 use super::addr;
 use super::events::push_joined;
 use super::ids::{complete, is_datagram, opened, refuse};
@@ -30,15 +30,6 @@ pub(super) struct Joined {
     pub(super) receives: bool,
     /// What the program wants with the event.
     pub(super) context: usize,
-}
-
-/// `struct rdma_cm_join_mc_attr_ex`.
-#[derive(Debug)]
-#[repr(C)]
-pub(crate) struct JoinAttr {
-    pub(crate) comp_mask: u32,
-    pub(crate) join_flags: u32,
-    pub(crate) addr: *const libc::sockaddr,
 }
 
 fn local(id: &CmId) -> Option<IpAddr> {

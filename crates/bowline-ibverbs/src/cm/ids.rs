@@ -39,6 +39,8 @@ const OPTION_TOS: c_int = 0;
 const OPTION_REUSEADDR: c_int = 1;
 const OPTION_AFONLY: c_int = 2;
 const OPTION_ACK_TIMEOUT: c_int = 3;
+/// Largest code of a timeout, of 5 bits.
+const ACK_TIMEOUT_MAX: u8 = 31;
 /// The default partition, big-endian.
 const PKEY: u16 = 0xffff;
 /// Ports that the system gives away.
@@ -59,6 +61,8 @@ pub(super) struct State {
     /// Of the listener or connection.
     pub(super) number: Option<Number>,
     pub(super) tos: u8,
+    /// Code of the acknowledgement timeout that the program wants.
+    pub(super) ack_timeout: Option<u8>,
     /// Where requests come to this process of all that share the addresses.
     pub(super) listens: Option<SocketAddr>,
     /// Port that no other id may be bound to.
@@ -472,8 +476,16 @@ extern "C" fn rdma_set_option(
         }
         // Ports are of ids that listen, and each address family has its own.
         (OPTION_ID, OPTION_REUSEADDR | OPTION_AFONLY) if len == size_of::<c_int>() => 0,
-        // The device measures its peers.
-        (OPTION_ID, OPTION_ACK_TIMEOUT) if len == 1 => 0,
+        // For queue pairs that the program leads: the device measures its peers.
+        (OPTION_ID, OPTION_ACK_TIMEOUT) if len == 1 => {
+            // SAFETY: the program gives one byte.
+            let code = unsafe { value.cast::<u8>().read() };
+            if code > ACK_TIMEOUT_MAX {
+                return refuse(libc::EINVAL);
+            }
+            lock(&id.own.state).ack_timeout = Some(code);
+            0
+        }
         (OPTION_ID, OPTION_TOS..=OPTION_ACK_TIMEOUT) => refuse(libc::EINVAL),
         _ => refuse(libc::ENOSYS),
     }

@@ -140,8 +140,8 @@ impl Conn {
         !self.is_led && !matches!(self.state, State::DreqSent(_) | State::Timewait)
     }
 
-    /// Returns how many READs and atomics this side answers, and has outstanding: what is agreed, or
-    /// the most that the unanswered request allows.
+    /// Returns how many READs and atomics this side answers, and has outstanding: what is agreed,
+    /// or the most that the unanswered request allows.
     fn depths(&self, most: u8) -> (u8, u8) {
         match self.state {
             State::ReqRcvd => (self.initiator_depth.min(most), self.responder_resources.min(most)),

@@ -120,8 +120,8 @@ impl Manager {
 
     /// Returns the address of a listener, or the local address of a connection or lookup.
     pub(crate) fn local_addr(&self, id: CmId) -> Option<SocketAddr> {
-        let of_listener = self.listeners.at(id);
-        of_listener
+        self.listeners
+            .at(id)
             .or_else(|| self.conns.get(&id).map(|conn| conn.local))
             .or_else(|| self.lookups.local_addr(id))
     }

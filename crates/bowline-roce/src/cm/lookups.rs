@@ -94,10 +94,8 @@ impl Lookups {
     }
 
     pub(super) fn local_addr(&self, id: CmId) -> Option<SocketAddr> {
-        let of_asking = self.asking.get(&id).map(|one| one.local);
-        of_asking
-            .or_else(|| self.asked.get(&id).map(|one| one.local))
-            .or_else(|| self.listeners.at(id))
+        let own = self.asking.get(&id).map(|one| one.local);
+        own.or_else(|| self.asked.get(&id).map(|one| one.local)).or_else(|| self.listeners.at(id))
     }
 
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
@@ -122,6 +120,18 @@ impl Lookups {
             None => self.listeners.remove_pending(gone.listener),
         }
         Some(gone)
+    }
+
+    /// Lookups of both sides.
+    #[cfg(test)]
+    pub(super) fn ids(&self) -> impl Iterator<Item = CmId> {
+        self.asking.keys().chain(self.asked.keys()).copied()
+    }
+
+    /// Numbers that answers may name.
+    #[cfg(test)]
+    pub(super) fn request_ids(&self) -> impl Iterator<Item = u32> {
+        self.by_request.keys().copied()
     }
 
     #[cfg(test)]

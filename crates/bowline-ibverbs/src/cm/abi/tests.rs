@@ -30,6 +30,7 @@ fn structures_of_connections_are_those_of_the_header() {
             initiator_depth, flow_control, retry_count, rnr_retry_count, srq, qp_num;
         UdParam = "rdma_ud_param": private_data, private_data_len, ah_attr, qp_num, qkey;
         CmEvent = "rdma_cm_event": id, listen_id, event, status, param;
+        JoinAttr = "rdma_cm_join_mc_attr_ex": comp_mask, join_flags, addr;
         AddrInfo = "rdma_addrinfo": ai_flags, ai_family, ai_qp_type, ai_port_space, ai_src_len,
             ai_dst_len, ai_src_addr, ai_dst_addr, ai_src_canonname, ai_dst_canonname,
             ai_route_len, ai_route, ai_connect_len, ai_connect, ai_next;
@@ -38,6 +39,7 @@ fn structures_of_connections_are_those_of_the_header() {
         ("struct rdma_conn_param", size_of::<ConnParam>()),
         ("struct rdma_ud_param", size_of::<UdParam>()),
         ("struct rdma_addrinfo", size_of::<AddrInfo>()),
+        ("struct rdma_cm_join_mc_attr_ex", size_of::<JoinAttr>()),
         ("struct rdma_route", size_of::<Route>()),
         ("struct rdma_cm_event", offset_of!(CmEvent, own)),
     ] {

@@ -1,8 +1,8 @@
 //! Floods, and messages nobody should send.
 
 use bowline_testkit::cm;
-use bowline_wire::roce::cm::{Answered, Dreq, Ids, Mra};
-use bowline_wire::roce::{CmaHeader, service_id};
+use bowline_wire::roce::cm::{Answered, Dreq, Ids, Mra, SidrRep, SidrReq, SidrStatus};
+use bowline_wire::roce::{CmaHeader, datagram_service_id, service_id};
 use proptest::prelude::*;
 
 use super::*;
@@ -175,6 +175,7 @@ enum Act {
     /// Repeats an old message.
     Replay(u8),
     Connect,
+    LookUp,
     Accept(u8),
     Reject(u8),
     Disconnect(usize, u8),
@@ -185,13 +186,14 @@ enum Act {
 }
 
 fn act() -> impl Strategy<Value = Act> {
-    let message = (0..2usize, 0..7u8, any::<u8>(), any::<u8>(), any::<u8>(), any::<bool>());
+    let message = (0..2usize, 0..9u8, any::<u8>(), any::<u8>(), any::<u8>(), any::<bool>());
     prop_oneof![
         8 => message.prop_map(|(to, kind, pick, other, value, stranger)| {
             Act::Message { to, kind, pick, other, value, stranger: stranger && value % 4 == 0 }
         }),
         4 => any::<u8>().prop_map(Act::Replay),
         3 => Just(Act::Connect),
+        2 => Just(Act::LookUp),
         3 => any::<u8>().prop_map(Act::Accept),
         1 => any::<u8>().prop_map(Act::Reject),
         1 => (0..2usize, any::<u8>()).prop_map(|(side, pick)| Act::Disconnect(side, pick)),
@@ -210,8 +212,18 @@ fn pick<T: Copy>(list: &[T], at: u8) -> Option<T> {
 fn names(pair: &Pair) -> Vec<u32> {
     let keys = |side: &Side| side.manager.by_comm_id.keys().copied().collect::<Vec<_>>();
     let mut names: Vec<u32> = pair.sides.iter().flat_map(keys).collect();
+    names.extend(pair.sides.iter().flat_map(|side| side.manager.lookups.request_ids()));
     names.extend([0, 1, 2, u32::MAX]);
     names
+}
+
+/// Private data of a lookup of the active side, or of nobody.
+fn good_question(pair: &Pair, is_forged: bool) -> [u8; 216] {
+    let source = if is_forged { [0, 0, 0, 0].into() } else { pair.sides[A].ip };
+    let header = CmaHeader { source_port: 5, source, destination: pair.sides[P].ip };
+    let mut private_data = [0; 216];
+    private_data[..36].copy_from_slice(&header.emit());
+    private_data
 }
 
 fn made_up(pair: &Pair, kind: u8, at: u8, other: u8, value: u8) -> CmMessage {
@@ -267,7 +279,27 @@ fn made_up(pair: &Pair, kind: u8, at: u8, other: u8, value: u8) -> CmMessage {
         }),
         4 => CmMessage::Rtu(ids),
         5 => CmMessage::Dreq(Dreq { ids, remote_qpn: qpn }),
-        _ => CmMessage::Drep(ids),
+        6 => CmMessage::Drep(ids),
+        7 => {
+            let service_id = datagram_service_id(PORT + u16::from(value % 8 == 7));
+            let private_data = good_question(pair, value % 5 == 4);
+            CmMessage::SidrReq(SidrReq {
+                request_id: local,
+                pkey: 0xffff,
+                service_id,
+                private_data,
+            })
+        }
+        _ => CmMessage::SidrRep(SidrRep {
+            request_id: remote,
+            status: SidrStatus(value % 4),
+            info_len: 0,
+            qpn,
+            service_id: datagram_service_id(PORT),
+            qkey: 1,
+            info: [0; 72],
+            private_data: [value; 136],
+        }),
     }
 }
 
@@ -280,13 +312,16 @@ proptest! {
             max_pending: 4, max_unproven: 6, max_connections: 12, ..CmConfig::default()
         };
         let (mut pair, _) = Pair::listening(limits);
+        let any: SocketAddr = ([0, 0, 0, 0], PORT).into();
+        pair.sides[P].manager.listen_datagrams(any).unwrap();
         let stranger_ip = IpAddr::from([192, 0, 2, 50]);
         let mut requests: Vec<CmId> = Vec::new();
         let mut next_qpn = 0x1000;
         for act in acts {
             let now = pair.now;
             let ids = |pair: &Pair, side: usize| {
-                pair.sides[side].manager.conns.keys().copied().collect::<Vec<_>>()
+                let manager = &pair.sides[side].manager;
+                manager.conns.keys().copied().chain(manager.lookups.ids()).collect::<Vec<_>>()
             };
             next_qpn += 1;
             match act {
@@ -305,8 +340,15 @@ proptest! {
                     let remote = SocketAddr::new(pair.sides[P].ip, PORT);
                     let _ = pair.sides[A].manager.connect(now, local, remote, &param(Qpn(next_qpn)));
                 }
+                Act::LookUp => {
+                    let local = SocketAddr::new(pair.sides[A].ip, 0);
+                    let remote = SocketAddr::new(pair.sides[P].ip, PORT);
+                    let _ = pair.sides[A].manager.look_up(now, local, remote, &[]);
+                }
                 Act::Accept(at) => if let Some(id) = pick(&requests, at) {
-                    let _ = pair.sides[P].manager.accept(id, &param(Qpn(next_qpn)));
+                    let manager = &mut pair.sides[P].manager;
+                    let _ = manager.accept(id, &param(Qpn(next_qpn)));
+                    let _ = manager.answer_lookup(now, id, Qpn(next_qpn), 1, &[]);
                 },
                 Act::Reject(at) => if let Some(id) = pick(&requests, at) {
                     let _ = pair.sides[P].manager.reject(pair.now, id, &[at]);
@@ -331,8 +373,9 @@ proptest! {
             }
         }
         for side in [A, P] {
-            let left: Vec<CmId> = pair.sides[side].manager.conns.keys().copied().collect();
-            for id in left {
+            let manager = &pair.sides[side].manager;
+            let left = manager.conns.keys().copied().chain(manager.lookups.ids());
+            for id in left.collect::<Vec<CmId>>() {
                 pair.sides[side].manager.destroy_id(pair.now, id).unwrap();
             }
         }

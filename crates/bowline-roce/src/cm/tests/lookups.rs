@@ -127,8 +127,8 @@ fn services_that_are_not_there_are_not_found() {
     let (mut pair, listener) = serving(config());
     let status = |pair: &Pair| last_answer(pair).status;
     let good = question(&pair, 9);
-    let of_connections = bowline_wire::roce::service_id(PORT);
-    for service_id in [datagram_service_id(PORT + 1), of_connections] {
+    let other_space = bowline_wire::roce::service_id(PORT);
+    for service_id in [datagram_service_id(PORT + 1), other_space] {
         ask(&mut pair, 1, SidrReq { service_id, ..good });
         assert_eq!(status(&pair), SidrStatus::UNSUPPORTED);
     }
@@ -240,7 +240,7 @@ fn lookups_of_peers_are_bounded() {
         .collect();
     assert_eq!(pair.sides[P].manager.counts(), (1, 10));
     let pushed: Vec<CmId> = pair.sides[P].events.iter().map(CmEvent::id).collect();
-    assert_eq!(pushed, ids[..90], "the oldest, and each is told");
+    assert_eq!(pushed, ids[..90], "the oldest, and each is reported");
     // Answered ones make room as well, without a word.
     pair.sides[P].events.clear();
     for id in &ids[90..] {
