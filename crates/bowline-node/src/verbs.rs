@@ -1,8 +1,9 @@
 //! RDMA for programs that speak verbs: the node owns UDP port 4791 of the machine's addresses, and
 //! each program has a part of the numbers of queue pairs, in its own process.
 //!
-//! Nothing is opened before the first program asks. Addresses at which somebody else has the port
-//! are left out, among them those at which this node speaks RDS over RDMA.
+//! Nothing is opened before the first program asks for a part (`bowline devices` and `bowline run`
+//! only look). Addresses at which somebody else has the port are left out, among them those at
+//! which this node speaks RDS over RDMA.
 
 use std::{
     fs, io,
@@ -13,7 +14,7 @@ use std::{
     },
     path::{Path, PathBuf},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering::Relaxed},
     },
     thread,
@@ -111,8 +112,11 @@ fn serve(listener: &OwnedFd, folder: Option<&Path>, impairments: &Impairments) {
         let (opened, count) = (Arc::clone(&opened), Arc::clone(&served));
         let (folder, impairments) = (folder.map(Path::to_owned), impairments.clone());
         let started = thread::Builder::new().name("verbs-program".to_owned()).spawn(move || {
-            let host = host(&opened, folder, impairments);
-            if let Err(error) = host.and_then(|host| host.serve(program)) {
+            let known = || lock(&opened).as_ref().map(|(host, _)| host.clone());
+            let served = Host::answer_look(&program, known).and_then(|is_answered| {
+                if is_answered { Ok(()) } else { host(&opened, folder, impairments)?.serve(program) }
+            });
+            if let Err(error) = served {
                 note!("a program gets no RDMA: {error}");
             }
             count.fetch_sub(1, Relaxed);
@@ -123,13 +127,17 @@ fn serve(listener: &OwnedFd, folder: Option<&Path>, impairments: &Impairments) {
     }
 }
 
+fn lock(opened: &Opened) -> MutexGuard<'_, Option<(Host, Arc<SoftDevice>)>> {
+    opened.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 fn is_admitted(program: &OwnedFd) -> bool {
     let own = rustix::process::geteuid();
     socket_peercred(program).is_ok_and(|who| who.uid == own || who.uid.is_root())
 }
 
 fn host(opened: &Opened, folder: Option<PathBuf>, impairments: Impairments) -> io::Result<Host> {
-    let mut opened = opened.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut opened = lock(opened);
     if let Some((host, _)) = &*opened {
         return Ok(host.clone());
     }

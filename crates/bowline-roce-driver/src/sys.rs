@@ -4,7 +4,7 @@
 use std::ffi::CStr;
 use std::mem::{offset_of, size_of};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use bowline_roce::{DirectPlacement, PLACEMENT_GAP, PLACEMENT_HEAD, PLACEMENT_PACKETS_MAX};
 use rustix::io::Errno;
@@ -677,6 +677,22 @@ pub fn machine_addrs() -> Vec<(IpAddr, u32)> {
     all
 }
 
+/// Returns the name of an interface, and its maximum transmission unit in bytes.
+#[allow(unsafe_code)]
+pub fn interface(index: u32) -> Option<(String, usize)> {
+    let kind = rustix::net::SocketType::DGRAM;
+    let socket = rustix::net::socket(rustix::net::AddressFamily::UNIX, kind, None).ok()?;
+    let mut room = [0; libc::IF_NAMESIZE];
+    // SAFETY: the room is what a name of an interface needs, and null or the room is returned.
+    let found = unsafe { libc::if_indextoname(index, room.as_mut_ptr()) };
+    if found.is_null() {
+        return None;
+    }
+    // SAFETY: a name that was found ends with a zero byte.
+    let name = unsafe { CStr::from_ptr(room.as_ptr()) };
+    Some((name.to_string_lossy().into_owned(), mtu_of(socket.as_fd(), name)?))
+}
+
 /// Reads a socket address; `None` for a null pointer and for other families.
 #[allow(unsafe_code)]
 fn sockaddr(at: *const libc::sockaddr) -> Option<SocketAddr> {
@@ -747,7 +763,7 @@ mod tests {
     #[test]
     fn the_loopback_interface_is_known() {
         let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
-        let fd = std::os::fd::AsFd::as_fd(&socket);
+        let fd = socket.as_fd();
         let all = interfaces_of(fd, "127.0.0.9".parse().unwrap());
         let lo = all.first().unwrap();
         assert!(lo.mtu >= 1500, "{lo:?}");

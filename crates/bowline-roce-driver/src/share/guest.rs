@@ -7,18 +7,22 @@ use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread;
+use std::time::Duration;
 
 use bowline_base::Errno;
 use bowline_verbs::Error;
-use rustix::net::sockopt::socket_peercred;
+use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
 use rustix::net::{
     AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, connect, shutdown,
     socket_with,
 };
 
-use super::message::{FORMAT, Message, Welcome};
+use super::message::{FORMAT, Message, Seen, Welcome};
 use super::{Others, Owner, PortSpace, owner};
 use crate::{EarlySockets, FormerConnections, SoftConfig, SoftDevice};
+
+/// How long a host may take to say what it shares.
+const PATIENCE: Duration = Duration::from_secs(3);
 
 /// What a process has been given, before its device is open.
 #[derive(Debug)]
@@ -60,15 +64,7 @@ impl Joined {
     /// # Errors
     /// `NotFound` and `ConnectionRefused` when there is no host; why it refuses.
     pub fn at(path: &Path) -> io::Result<Self> {
-        let kind = SocketType::SEQPACKET;
-        let host = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?;
-        connect(&host, &SocketAddrUnix::new(path)?)?;
-        // What it gives is believed, and what it names is written to.
-        let (who, own) = (socket_peercred(&host)?, rustix::process::geteuid());
-        if who.uid != own && !who.uid.is_root() {
-            let what = "it belongs to another user".to_owned();
-            return Err(Error::System { what, errno: Errno::EACCES }.into());
-        }
+        let host = connected(path)?;
         Message::Join(FORMAT).send(&host, &[])?;
         match Message::receive(&host)? {
             Some((Message::Welcome(given), sockets)) if given.addrs.len() == sockets.len() => {
@@ -125,6 +121,40 @@ impl Joined {
                 errno: Errno::of(&error),
             })?;
         Ok((Guest { host, answers: Mutex::new(answers) }, device))
+    }
+}
+
+/// Connects to a host of this user, or root's.
+fn connected(path: &Path) -> io::Result<OwnedFd> {
+    let kind = SocketType::SEQPACKET;
+    let host = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?;
+    connect(&host, &SocketAddrUnix::new(path)?)?;
+    // What it gives is believed, and what it names is written to.
+    let (who, own) = (socket_peercred(&host)?, rustix::process::geteuid());
+    if who.uid != own && !who.uid.is_root() {
+        let what = "it belongs to another user".to_owned();
+        return Err(Error::System { what, errno: Errno::EACCES }.into());
+    }
+    Ok(host)
+}
+
+impl Seen {
+    /// Asks the host behind a socket what it shares. A host that shares nothing yet opens nothing
+    /// for this.
+    ///
+    /// # Errors
+    /// Those of [`Joined::at`]; `WouldBlock` when there is no answer for some seconds.
+    pub fn at(path: &Path) -> io::Result<Self> {
+        let host = connected(path)?;
+        set_socket_timeout(&host, Timeout::Recv, Some(PATIENCE))?;
+        Message::Look(FORMAT).send(&host, &[])?;
+        match Message::receive(&host)? {
+            Some((Message::Seen(seen), _)) => Ok(seen),
+            Some((Message::Refused(errno, what), _)) => {
+                Err(Error::System { what, errno: Errno(errno) }.into())
+            }
+            _ => Err(io::ErrorKind::InvalidData.into()),
+        }
     }
 }
 

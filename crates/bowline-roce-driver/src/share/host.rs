@@ -13,7 +13,7 @@ use bowline_verbs::Error;
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
 use rustix::net::{RecvFlags, recv};
 
-use super::message::{ADDRS_MAX, FORMAT, Message, Welcome};
+use super::message::{ADDRS_MAX, FORMAT, Message, Seen, Welcome};
 use super::{Others, Owner, PortSpace, owner};
 use crate::connection_files::ConnectionFiles;
 use crate::udp::Endpoint;
@@ -227,6 +227,30 @@ impl Host {
         }
     }
 
+    /// Answers a process that has connected and only asks what there is; returns whether it did.
+    /// One that wants a part is to be served. `host` is `None` where nothing is shared yet.
+    ///
+    /// # Errors
+    /// Those of the system, and of a process that says nothing.
+    pub fn answer_look(guest: &OwnedFd, host: impl FnOnce() -> Option<Self>) -> io::Result<bool> {
+        set_socket_timeout(guest, Timeout::Recv, Some(PATIENCE))?;
+        let mut wish = [0; 2];
+        recv(guest, &mut wish, RecvFlags::PEEK)?;
+        if Message::decode(&wish) != Some(Message::Look(FORMAT)) {
+            return Ok(false);
+        }
+        // What is not read when a socket is closed costs its peer what it has been sent.
+        Message::receive(guest)?;
+        let mut seen = Seen { host: std::process::id(), ..Seen::default() };
+        if let Some(host) = host() {
+            let state = host.0.lock();
+            seen.processes = state.guests.len() as u8; // of the numbers of parts
+            seen.addrs = state.groups.iter().map(|group| (group.addr, group.link)).collect();
+        }
+        Message::Seen(seen).send_now(guest)?;
+        Ok(true)
+    }
+
     /// Serves a process that has connected, by a socket of type `SOCK_SEQPACKET`, until it ends.
     /// Returns why it was refused.
     ///
@@ -376,4 +400,57 @@ fn part_sockets(state: &State, part: u8) -> io::Result<Vec<(IpAddr, OwnedFd)>> {
         Ok((group.addr, socket.try_clone()?))
     };
     state.groups.iter().map(of).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::{
+        AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen,
+        socket_with,
+    };
+
+    use super::super::Joined;
+    use super::*;
+    use crate::SoftConfig;
+
+    #[test]
+    fn who_looks_gets_no_part_and_sees_those_who_have_one() {
+        let folder = std::env::temp_dir().join(format!("bowline-look-{}", std::process::id()));
+        std::fs::create_dir(&folder).unwrap();
+        let path = folder.join("verbs.sock");
+        let kind = SocketType::SEQPACKET;
+        let listener = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
+        bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        listen(&listener, 8).unwrap();
+        let opened: Arc<Mutex<Option<Host>>> = Arc::default();
+        let known = Arc::clone(&opened);
+        std::thread::spawn(move || {
+            while let Ok(guest) = accept_with(&listener, SocketFlags::CLOEXEC) {
+                let known = Arc::clone(&known);
+                std::thread::spawn(move || {
+                    let host = known.lock().unwrap().clone();
+                    if !Host::answer_look(&guest, || host.clone()).unwrap() {
+                        host.unwrap().serve(guest).unwrap();
+                    }
+                });
+            }
+        });
+        let own = std::process::id();
+        let nothing = Seen { host: own, ..Seen::default() };
+        assert_eq!(Seen::at(&path).unwrap(), nothing);
+        let addr: IpAddr = [127, 82, 1, 1].into();
+        let config = SoftConfig { addrs: vec![addr], ..SoftConfig::default() };
+        let (host, _device) = Host::open(config).unwrap();
+        *opened.lock().unwrap() = Some(host);
+        let with = |processes| Seen { host: own, processes, addrs: vec![(addr, 0)] };
+        assert_eq!(Seen::at(&path).unwrap(), with(0));
+        let joined = Joined::at(&path).unwrap();
+        assert_eq!(Seen::at(&path).unwrap(), with(1));
+        drop(joined);
+        let begun = std::time::Instant::now();
+        while Seen::at(&path).unwrap() != with(0) {
+            assert!(begun.elapsed() < PATIENCE, "it has left");
+        }
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
 }

@@ -32,6 +32,8 @@ const WELCOME: u8 = 5;
 const REFUSED: u8 = 6;
 const ANSWER: u8 = 7;
 const PACKET: u8 = 8;
+const LOOK: u8 = 9;
+const SEEN: u8 = 10;
 
 const TCP: u8 = 1;
 const UDP: u8 = 2;
@@ -55,6 +57,21 @@ pub(super) enum Message {
     Answer(i32),
     /// A datagram for this guest.
     Packet(SocketAddr, IpAddr, Vec<u8>),
+    /// A process wants to know what there is, and no part of it.
+    Look(u8),
+    /// What there is.
+    Seen(Seen),
+}
+
+/// What a host shares, and with how many processes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// Number of the host's process.
+    pub host: u32,
+    /// Processes that have a part.
+    pub processes: u8,
+    /// The addresses, each with its interface if it is link-local; none before the first process.
+    pub addrs: Vec<(IpAddr, u32)>,
 }
 
 /// What a guest is given.
@@ -93,6 +110,13 @@ fn take_text<'a>(bytes: &mut &'a [u8]) -> Option<&'a [u8]> {
     Some(text)
 }
 
+fn put_addrs(addrs: &[(IpAddr, u32)], out: &mut Vec<u8>) {
+    for (addr, link) in addrs {
+        put_ip(*addr, out);
+        out.extend(link.to_le_bytes());
+    }
+}
+
 fn take<'a, const N: usize>(bytes: &mut &'a [u8]) -> Option<&'a [u8; N]> {
     let (first, rest) = bytes.split_first_chunk()?;
     *bytes = rest;
@@ -101,6 +125,15 @@ fn take<'a, const N: usize>(bytes: &mut &'a [u8]) -> Option<&'a [u8; N]> {
 
 fn take_ip(bytes: &mut &[u8]) -> Option<IpAddr> {
     Some(IpAddr::V6(Ipv6Addr::from(*take::<16>(bytes)?)).to_canonical())
+}
+
+/// Takes the addresses at the end of a message.
+fn take_addrs(bytes: &mut &[u8]) -> Option<Vec<(IpAddr, u32)>> {
+    let mut addrs = Vec::new();
+    while !bytes.is_empty() {
+        addrs.push((take_ip(bytes)?, u32::from_le_bytes(*take(bytes)?)));
+    }
+    Some(addrs)
 }
 
 fn take_at(bytes: &mut &[u8]) -> Option<SocketAddr> {
@@ -126,6 +159,13 @@ impl Message {
         };
         match self {
             Self::Join(format) => out.extend([JOIN, *format]),
+            Self::Look(format) => out.extend([LOOK, *format]),
+            Self::Seen(Seen { host, processes, addrs }) => {
+                out.push(SEEN);
+                out.extend(host.to_le_bytes());
+                out.push(*processes);
+                put_addrs(addrs, &mut out);
+            }
             Self::Listen(space, at) | Self::Unlisten(space, at) => {
                 out.push(if matches!(self, Self::Listen(..)) { LISTEN } else { UNLISTEN });
                 out.push(match space {
@@ -141,10 +181,7 @@ impl Message {
                 put_text(folder.as_os_str().as_bytes(), &mut out);
                 out.extend(impairments.seed.to_le_bytes());
                 put_text(impairments.to_string().as_bytes(), &mut out);
-                for (addr, link) in addrs {
-                    put_ip(*addr, &mut out);
-                    out.extend(link.to_le_bytes());
-                }
+                put_addrs(addrs, &mut out);
             }
             Self::Refused(errno, why) => {
                 out.push(REFUSED);
@@ -165,6 +202,12 @@ impl Message {
         let [kind] = *take(bytes)?;
         let message = match kind {
             JOIN => Self::Join(take::<1>(bytes)?[0]),
+            LOOK => Self::Look(take::<1>(bytes)?[0]),
+            SEEN => {
+                let host = u32::from_le_bytes(*take(bytes)?);
+                let [processes] = *take(bytes)?;
+                Self::Seen(Seen { host, processes, addrs: take_addrs(bytes)? })
+            }
             LISTEN => Self::Listen(take_space(bytes)?, take_at(bytes)?),
             UNLISTEN => Self::Unlisten(take_space(bytes)?, take_at(bytes)?),
             STRAY | PACKET => {
@@ -182,10 +225,7 @@ impl Message {
                 let seed = u64::from_le_bytes(*take(bytes)?);
                 let impairments = str::from_utf8(take_text(bytes)?).ok()?;
                 let impairments = Impairments::parse(impairments, seed).ok()?;
-                let mut addrs = Vec::new();
-                while !bytes.is_empty() {
-                    addrs.push((take_ip(bytes)?, u32::from_le_bytes(*take(bytes)?)));
-                }
+                let addrs = take_addrs(bytes)?;
                 Self::Welcome(Welcome { part, folder, addrs, impairments })
             }
             REFUSED => {
@@ -277,6 +317,8 @@ mod tests {
             Message::Refused(13, "why".to_owned()),
             Message::Answer(98),
             Message::Packet(at, six.ip(), Vec::new()),
+            Message::Look(1),
+            Message::Seen(Seen { host: 77, processes: 3, addrs: vec![(six.ip(), 5)] }),
         ] {
             let bytes = message.encode();
             assert_eq!(Message::decode(&bytes), Some(message.clone()));

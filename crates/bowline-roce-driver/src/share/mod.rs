@@ -27,6 +27,7 @@ use bowline_wire::roce::{Packet, datagram_service_port, service_port};
 
 pub use guest::{Guest, Joined};
 pub use host::Host;
+pub use message::Seen;
 
 /// Number of the queue pair of connection messages.
 const GSI_QPN: u32 = 1;
