@@ -330,16 +330,119 @@ os.unlink(place); s.close(); last.close()' "$PLACES/host.sock"
     );
 }
 
-/// Programs of Debian, which know nothing of bowline, at the one address that they share.
-#[test]
-fn programs_that_speak_verbs_have_a_device_of_the_node() {
+/// The library of verbs, where it is built.
+fn has_verbs_library() -> bool {
     let library =
         std::path::Path::new(env!("CARGO_BIN_EXE_bowline")).with_file_name("bowline-ibverbs");
     if !library.is_file() {
-        return skipped::because("no bowline-ibverbs beside the command; build the workspace");
+        skipped::because("no bowline-ibverbs beside the command; build the workspace");
     }
-    if std::process::Command::new("rping").arg("-h").output().is_err() {
-        return skipped::because("no rping; install rdmacm-utils and ibverbs-utils");
+    library.is_file()
+}
+
+fn has_verbs_tools() -> bool {
+    let is_there = std::process::Command::new("rping").arg("-h").output().is_ok();
+    if !is_there {
+        skipped::because("no rping; install rdmacm-utils and ibverbs-utils");
+    }
+    is_there
+}
+
+#[test]
+fn devices_shows_what_verbs_programs_will_see() {
+    if !has_verbs_library() {
+        return;
+    }
+    in_a_machine_without_nodes(
+        r#"
+        devices() { code=0; "$BOWLINE" devices "$@" > "$AT/devices.out" 2> "$AT/err" || code=$?; cat "$AT/devices.out" "$AT/err" >&2; }
+        shows() { grep -q "$1" "$AT/devices.out" || fail "no $1"; }
+        nobody_has_the_port() { ! grep -q ":12B7" /proc/net/udp /proc/net/udp6 || fail "somebody has opened UDP port 4791"; }
+        devices
+        [ $code = 0 ]
+        shows "bowline run.: bowline0, port 1 active, MTU 4096, GUID [0-9a-f]\{16\}$"
+        shows "library  /.*/bowline-ibverbs$"
+        shows "node     none runs; .bowline run. starts one"
+        shows "GID   0  RoCE v2  lo         127.0.0.1$"
+        # Nothing was started, and of a node that runs nothing is opened.
+        [ -z "$(ls "$PLACES")" ] || fail "a node was started"
+        mkfifo "$AT/hold"
+        begin holder "$BOWLINE" run sh -c 'echo holds; read line < "$AT/hold"'
+        heard holder holds
+        devices
+        [ $code = 0 ]
+        shows "node     $PLACES/host.*.sock, process [0-9]*, used by no program$"
+        shows "GID   0  RoCE v2  lo         127.0.0.1$"
+        nobody_has_the_port
+        echo end > "$AT/hold"
+        node_is_gone
+        # Addresses that others have.
+        begin taker python3 -c 'from socket import *; import time
+s = socket(AF_INET, SOCK_DGRAM); s.bind(("", 4791)); print("taken", flush=True); time.sleep(60)'
+        heard taker taken
+        begin taker6 python3 -c 'from socket import *; import time
+s = socket(AF_INET6, SOCK_DGRAM); s.setsockopt(IPPROTO_IPV6, IPV6_V6ONLY, 1); s.bind(("::", 4791)); print("taken", flush=True); time.sleep(60)'
+        heard taker6 taken
+        devices
+        [ $code = 1 ]
+        shows "bowline run.: no device$"
+        shows "left out .*lo  *127.0.0.1: process $(cat "$AT/taker.pid") (python3) has UDP port 4791 there$"
+        grep -q "get no device: no address is left" "$AT/err"
+        devices --json
+        [ $code = 1 ]
+        python3 -c 'import json, sys
+seen = json.loads(open(sys.argv[1]).readlines()[0])["verbs_programs"]
+assert not seen["device"] and seen["gids"] == [] and "no address is left" in seen["trouble"], seen
+assert {"address": "127.0.0.1", "interface": "lo"}.items() <= seen["left_out"][0].items(), seen
+assert seen["left_out"][0]["holder"]["pid"] == int(sys.argv[2]), seen' "$AT/devices.out" $(cat "$AT/taker.pid")
+        kill $(cat "$AT/taker.pid") $(cat "$AT/taker6.pid")
+        wait $(cat "$AT/taker.pid") $(cat "$AT/taker6.pid") || true
+        # Without the library.
+        mkdir "$AT/bin"
+        cp "$BOWLINE" "$AT/bin/bowline"
+        BUILT=$BOWLINE
+        BOWLINE=$AT/bin/bowline
+        devices
+        [ $code = 1 ]
+        grep -q "get no device: bowline-ibverbs is not there" "$AT/err"
+        BOWLINE=$BUILT
+        # A machine with a device of its own.
+        mount -t tmpfs tmpfs /sys/class
+        mkdir -p /sys/class/infiniband/mlx5_0
+        devices
+        [ $code = 0 ]
+        shows "this machine has RDMA devices, which they keep: mlx5_0$"
+        "#,
+    );
+}
+
+#[test]
+fn devices_shows_the_programs_that_have_one_and_the_guid_that_they_see() {
+    if !has_verbs_library() || !has_verbs_tools() {
+        return;
+    }
+    in_a_machine_without_nodes(
+        r#"
+        begin rping "$BOWLINE" run rping -s -P -a 127.0.0.1
+        n=0
+        until "$BOWLINE" devices --json > "$AT/devices.out" && grep -q '"programs":1' "$AT/devices.out"; do
+            n=$((n + 1)); [ $n -lt 100 ] || fail "$(cat "$AT/devices.out")"; sleep 0.1
+        done
+        guid=$(sed 's/.*"guid":"\([0-9a-f]*\)".*"gids".*/\1/' "$AT/devices.out")
+        "$BOWLINE" run ibv_devinfo > "$AT/devinfo.out" 2> "$AT/err" || fail "$(cat "$AT/err")"
+        [ "$(sed -n 's/.*node_guid:[[:space:]]*//p' "$AT/devinfo.out" | tr -d :)" = "$guid" ] || fail "$guid: $(cat "$AT/devinfo.out")"
+        kill $(cat "$AT/rping.pid")
+        wait $(cat "$AT/rping.pid") || true
+        node_is_gone
+        "#,
+    );
+}
+
+/// Programs of Debian, which know nothing of bowline, at the one address that they share.
+#[test]
+fn programs_that_speak_verbs_have_a_device_of_the_node() {
+    if !has_verbs_library() || !has_verbs_tools() {
+        return;
     }
     in_a_machine_without_nodes(
         r#"

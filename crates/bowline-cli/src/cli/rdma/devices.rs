@@ -13,9 +13,15 @@ use bowline_roce_driver::SoftConfig;
 use bowline_verbs::{Device, DeviceAttr};
 use serde_json::{Value, json};
 
-use super::local::soft;
+use super::{local::soft, verbs_programs::View};
 
-/// List the RDMA devices of this machine.
+/// List the RDMA devices of this machine, and that of programs of `bowline run`.
+///
+/// First the device that verbs programs see under `bowline run`, with its GIDs, the node that has
+/// their addresses, and the addresses that are left out. Then what bowline's own commands can use.
+/// Nothing is started for it, and no node opens an address.
+///
+/// The exit status is 1 where verbs programs would get no device, with the reason and what to do.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "The provider soft needs no hardware: each address of this machine whose UDP \
@@ -44,13 +50,16 @@ struct Row {
 
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Outcome {
+    let programs = View::new();
     let rows: Vec<Row> = addresses().into_iter().map(look).collect();
     if args.json {
         let devices: Vec<Value> = rows.iter().map(object).collect();
         let soft = json!({ "name": "soft", "devices": devices });
-        say!("{}", json!({ "providers": [soft, rdma_core_object()] }));
-        return Ok(());
+        let providers = json!([soft, rdma_core_object()]);
+        say!("{}", json!({ "verbs_programs": programs.object(), "providers": providers }));
+        return programs.outcome();
     }
+    programs.show();
     say!("provider soft: RoCEv2 over UDP, no hardware needed");
     let wide = rows.iter().map(|row| row.address.to_string().len()).max().unwrap_or(0).max(7);
     say!("  {:wide$}  {:>8}  {:>14}  UDP port {PORT}", "address", "path MTU", "receive buffer");
@@ -73,7 +82,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
         Err(error) => say!("  none: {error}"),
         Ok(devices) => devices.iter().for_each(show),
     }
-    Ok(())
+    programs.outcome()
 }
 
 /// Bytes of the receive buffer that the soft provider asks for.

@@ -15,6 +15,7 @@ mod others;
 mod perf;
 mod rping;
 mod serving;
+mod verbs_programs;
 mod wire;
 
 use std::time::Duration;

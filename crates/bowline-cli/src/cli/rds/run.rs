@@ -2,7 +2,7 @@
 
 mod folder;
 pub(crate) mod started;
-mod verbs;
+pub(crate) mod verbs;
 
 use std::{
     env,

@@ -87,6 +87,15 @@ pub(super) fn more(name: &str) -> More {
             see_also: &["ping"],
             ..More::default()
         },
+        "devices" => More {
+            examples: &[
+                ("bowline devices", "Print what verbs programs will see, and what can be used."),
+                ("bowline devices --json", "The same for programs."),
+            ],
+            environment: &[RUNTIME],
+            see_also: &["run", "rping", "perf"],
+            ..More::default()
+        },
         "send" | "recv" => More {
             examples: &[
                 ("bowline recv -s 192.0.2.2:4000 --once", "Receive to standard output."),
@@ -188,6 +197,7 @@ const RUN: More = More {
              ends with its programs.",
         ),
         ("bowline run --node=require rds-app", "Fail where no node runs."),
+        ("bowline run ibv_devinfo", "Run a verbs program, on a machine without an RDMA device."),
         ("bowline run --node /run/bowline/rds/host.sock sh", "Run a shell, and what it starts."),
     ],
     files: &[
@@ -200,6 +210,12 @@ const RUN: More = More {
             "/usr/lib/bowline/libbowline_preload-musl.so",
             "The same for programs of musl. No package has it: `cargo xtask preload-musl` builds it.",
         ),
+        (
+            "/usr/lib/bowline/bowline-ibverbs",
+            "The library of verbs programs: libibverbs and librdmacm. It is searched for next to \
+             the command, too.",
+        ),
+        ("$XDG_RUNTIME_DIR/bowline/verbs", "Names of that library."),
         ("/run/bowline/rds/host.sock", "Socket for programs of a node that is a service."),
         (
             "$XDG_RUNTIME_DIR/bowline/rds/host-NUMBER.log",
@@ -216,9 +232,17 @@ const RUN: More = More {
             "Set for the program: path of the node's socket. With it and LD_PRELOAD a program \
              needs no `bowline run`.",
         ),
+        (
+            "LD_LIBRARY_PATH",
+            "The folder of the names of the verbs library is put first in this list.",
+        ),
+        (
+            "BOWLINE_VERBS_NODE",
+            "Set for the program: the node's socket for verbs.",
+        ),
         ("PATH", "Where the program is searched for."),
     ],
-    see_also: &["node"],
+    see_also: &["node", "devices"],
 };
 
 const EXPORT: More = More {

@@ -28,7 +28,7 @@ use std::{
 use bowline_host::keep_standard_streams;
 use bowline_node::{
     Failure, Outcome, leases,
-    programs::{self, Unreachable},
+    programs::{self, Reached, Unreachable},
     rdma_device,
 };
 use bowline_wire::rds::TCP_PORT;
@@ -97,12 +97,33 @@ pub(super) fn find_or_start() -> Outcome<Found> {
     }
 }
 
-/// Finds a node that serves, and takes a lease of one that needs it. Programs do not look into a
-/// temporary folder.
-fn found(home: Option<&Home>) -> Result<Found, Unreachable> {
+/// Looks for a node that serves, as [`find_or_start`] does; `None`: one would be started.
+///
+/// # Errors
+/// Why none would start.
+pub(crate) fn look() -> Result<Option<PathBuf>, String> {
+    let home = Home::own();
+    match reachable(home.as_ref().ok()) {
+        Ok(node) => Ok(Some(node.place)),
+        Err(none) => {
+            home.and_then(|_| free_addresses(none.is_closed)).map(|_| None).map_err(|error| {
+                format!("no node serves programs here ({}), and none starts: {error}", none.why)
+            })
+        }
+    }
+}
+
+/// Finds a node that serves. Programs do not look into a temporary folder.
+fn reachable(home: Option<&Home>) -> Result<Reached, Unreachable> {
     let own = home.filter(|home| home.is_temporary).map(|home| &home.place);
     let places: Vec<_> = programs::places().into_iter().chain(own.cloned()).collect();
-    let node = programs::reachable(&places)?;
+    programs::reachable(&places)
+}
+
+/// Finds a node that serves, and takes a lease of one that needs it.
+fn found(home: Option<&Home>) -> Result<Found, Unreachable> {
+    let own = home.filter(|home| home.is_temporary).map(|home| &home.place);
+    let node = reachable(home)?;
     let lease = leased(&node).map_err(|why| Unreachable { why, is_closed: false })?;
     let place = Some(node.place.clone()).filter(|place| Some(place) == own);
     Ok(Found { reached: node.place, place, lease })

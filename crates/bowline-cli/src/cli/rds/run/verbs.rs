@@ -1,6 +1,8 @@
 //! Libraries of verbs for a program: one file, under the names that programs are linked with, in a
 //! folder that is searched before those of the system.
 
+mod outlook;
+
 use std::{
     env,
     fs::{self, DirBuilder},
@@ -17,6 +19,8 @@ use bowline_node::{
 };
 use bowline_roce_driver::Impairments;
 
+pub(crate) use outlook::{At, Outlook, Trouble};
+
 /// The file, as cargo builds it and as packages install it.
 const LIBRARY: &str = "bowline-ibverbs";
 /// Names by which programs ask for it: of the calls, of connections, and of vendors' libraries.
@@ -29,6 +33,8 @@ const NAMES: [&str; 6] = [
     "libmana.so.1",
 ];
 
+/// Name of the device that programs get.
+pub(crate) const DEVICE: &str = "bowline0";
 /// Where the system shows RDMA devices of its own.
 const DEVICES: &str = "/sys/class/infiniband";
 
@@ -36,9 +42,8 @@ const DEVICES: &str = "/sys/class/infiniband";
 /// Without the library, without RDMA at the node, and where the machine has a device of its own,
 /// the program keeps what it has. Tells whether it finds the library.
 pub(super) fn put_first(command: &mut Command, node: &Path) -> bool {
-    let Some(library) = installed(LIBRARY) else { return false };
-    let has_devices = fs::read_dir(DEVICES).is_ok_and(|mut all| all.next().is_some());
-    if has_devices || !bowline_ctl::is_socket(node) {
+    let Some(library) = library() else { return false };
+    if !devices_of_machine().is_empty() || !bowline_ctl::is_socket(node) {
         return false;
     }
     let folder = match named(&library) {
@@ -100,6 +105,20 @@ impl Network {
         }
         Ok(())
     }
+}
+
+/// The library, where it is installed.
+pub(crate) fn library() -> Option<PathBuf> {
+    installed(LIBRARY)
+}
+
+/// Names of the RDMA devices that the machine has itself.
+pub(crate) fn devices_of_machine() -> Vec<String> {
+    let all = fs::read_dir(DEVICES).into_iter().flatten().flatten();
+    let mut names: Vec<_> =
+        all.map(|device| device.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
 }
 
 /// A folder of this user in which the file has its names: where its sockets are, or where that is
