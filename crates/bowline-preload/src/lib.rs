@@ -16,6 +16,7 @@
 //!   areas      the memory of each
 //!   pointers   what a program points at
 //!   faults     copies where it points at nothing
+//!   paths      the C library's functions on paths: files of the RDMA device of verbs programs
 //!   process    whose memory the tables are, after calls that make processes
 //!   sparse     a table of which little is mapped
 //!   nodes      nodes that this process has sockets of
@@ -44,6 +45,8 @@ mod filters;
 mod lookup;
 mod mapping;
 mod nodes;
+#[cfg(target_env = "gnu")]
+mod paths;
 mod pointers;
 mod process;
 mod raw;
