@@ -3,12 +3,11 @@
 use core::ffi::{c_char, c_int};
 use core::{mem, ptr};
 use std::collections::HashMap;
-use std::env;
-use std::fs::File;
 use std::net::{IpAddr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
+use std::{env, fs};
 
 use bowline_base::Errno;
 use bowline_roce_driver::{
@@ -34,6 +33,8 @@ const CAPTURE: &str = "BOWLINE_VERBS_CAPTURE";
 const LISTENER_PATIENCE: Duration = Duration::from_millis(500);
 /// Variable with the socket of the node whose addresses this process shares.
 const NODE: &str = "BOWLINE_VERBS_NODE";
+/// Variable with the folder of the files that programs find in /sys (`bowline run` makes it).
+const FILES: &str = "BOWLINE_VERBS_FILES";
 const NAME: &str = "bowline0";
 /// `IBV_NODE_CA`.
 const NODE_CA: c_int = 1;
@@ -252,7 +253,7 @@ fn impairments() -> Result<Impairments, bowline_verbs::Error> {
 /// Where this process's packets are written. Another process may write to the file already.
 fn capture() -> Option<PathBuf> {
     let path = env::var_os(CAPTURE).filter(|path| !path.is_empty()).map(PathBuf::from)?;
-    let is_mine = File::create_new(&path).is_ok();
+    let is_mine = fs::File::create_new(&path).is_ok();
     let mut own = path.clone().into_os_string();
     own.push(format!(".{}", std::process::id()));
     Some(if is_mine { path } else { own.into() })
@@ -262,6 +263,7 @@ impl Opened {
     fn new() -> Result<Self, bowline_verbs::Error> {
         let mut config = SoftConfig {
             name: NAME.to_owned(),
+            guid: guid_in_files(),
             impairments: impairments()?,
             capture: capture(),
             ..SoftConfig::default()
@@ -379,8 +381,16 @@ extern "C" fn ibv_get_device_index(device: Option<&Device>) -> c_int {
 
 #[unsafe(no_mangle)]
 extern "C" fn ibv_get_device_guid(_device: Option<&Device>) -> u64 {
-    let addrs: Vec<_> = gids().iter().map(|at| at.addr).collect();
-    node_guid(&addrs).to_be()
+    let by_addrs = || node_guid(&gids().iter().map(|at| at.addr).collect::<Vec<_>>());
+    guid_in_files().unwrap_or_else(by_addrs).to_be()
+}
+
+/// The GUID that programs read in the device's folder, which the calls have to agree with.
+fn guid_in_files() -> Option<u64> {
+    let folder = PathBuf::from(env::var_os(FILES)?);
+    let file = folder.join("sys/class/infiniband").join(NAME).join("node_guid");
+    let text = fs::read_to_string(file).ok()?;
+    u64::from_str_radix(&text.trim().replace(':', ""), 16).ok()
 }
 
 #[unsafe(no_mangle)]

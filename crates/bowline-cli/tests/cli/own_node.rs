@@ -438,6 +438,96 @@ fn devices_shows_the_programs_that_have_one_and_the_guid_that_they_see() {
     );
 }
 
+/// Files of a device in /sys, for programs that read them, and what the system has beside them.
+#[test]
+fn programs_read_the_device_in_sys_and_dev() {
+    if !has_verbs_library() {
+        return;
+    }
+    in_a_machine_without_nodes(
+        r#"
+        # An address that the device does not have.
+        ip address add 10.8.0.1/32 dev lo
+        begin taker python3 -c 'from socket import *; import time
+s = socket(AF_INET, SOCK_DGRAM); s.bind(("10.8.0.1", 4791)); print("taken", flush=True); time.sleep(60)'
+        heard taker taken
+        mkfifo "$AT/hold"
+        begin holder "$BOWLINE" run sh -c 'echo holds; read line < "$AT/hold"'
+        heard holder holds
+        in_run() { "$BOWLINE" run "$@" 2> "$AT/err" || fail "$*: $(cat "$AT/err")"; }
+        is() { [ "$2" = "$1" ] || fail "$1, not $2"; }
+        S=/sys/class/infiniband
+        [ ! -e $S ] && [ ! -e /dev/infiniband ] || exit 0
+        is bowline0 "$(in_run ls $S)"
+        is "/sys/class/infiniband/bowline0" "$(in_run sh -c "echo $S/*")"
+        in_run ls -laR $S /dev/infiniband > "$AT/list"
+        [ ! -s "$AT/err" ] || fail "$(cat "$AT/err")"
+        is "abi_version uverbs0" "$(echo $(in_run ls /sys/class/infiniband_verbs))"
+        is "4: ACTIVE" "$(in_run cat $S/bowline0/ports/1/state)"
+        is "0000:0000:0000:0000:0000:ffff:7f00:0001" "$(in_run cat $S//bowline0/./ports/1/pkeys/../gids/0)"
+        is "RoCE v2" "$(in_run head -n 1 $S/bowline0/ports/1/gid_attrs/types/0)"
+        is lo "$(in_run sh -c "read name < $S/bowline0/ports/1/gid_attrs/ndevs/0; echo \$name")"
+        is -1 "$(in_run python3 -c "print(open('$S/bowline0/device/numa_node').read().strip())")"
+        is "$S/bowline0/device" "$(in_run realpath $S/bowline0/ports/../device/)"
+        is bowline0 "$(in_run cat /sys/class/infiniband_verbs/uverbs0/ibdev)"
+        in_run find $S -name node_guid > "$AT/found"
+        is "$S/bowline0/node_guid" "$(cat "$AT/found")"
+        # Of the device's own file there is the name.
+        in_run test -r /dev/infiniband/uverbs0
+        is uverbs0 "$(in_run ls /dev/infiniband)"
+        # What is not there, or not the device's, is as the system has it.
+        in_run python3 -B - <<'END'
+import errno, os
+S = "/sys/class/infiniband"
+def fails(wanted, call, *args):
+    try: call(*args)
+    except OSError as error: assert error.errno == wanted, (call, args, error)
+    else: raise AssertionError((call, args))
+for path in [S + "/mlx5_0", S + "_other", S + "/../../../node", S + "/../../../sys/none",
+             "/dev/infiniband/uverbs1", "/sys/class/../class/infiniband",
+             S + "/bowline0/" + "x" * 600]:
+    for call in [os.stat, os.lstat, os.listdir, os.readlink, open]:
+        fails(errno.ENOENT, call, path)
+fails(errno.ENODEV, os.open, "/dev/infiniband/uverbs0", os.O_RDWR)
+fails(errno.EACCES, os.open, S + "/bowline0/node_desc", os.O_WRONLY)
+fails(errno.EACCES, open, S + "/bowline0/node_desc", "r+")
+fails(errno.EINVAL, os.readlink, S + "/bowline0")
+assert not os.access(S + "/bowline0/node_desc", os.W_OK) and os.access(S, os.R_OK)
+# What leads out of the folder leads to the system's.
+for path, meant in [(S + "/..", "/sys/class"), (S + "/bowline0/../../net/lo", "/sys/class/net/lo"),
+                    (S + "/../../../../etc/passwd", "/etc/passwd"), (S + "/../../..", "/"),
+                    ("/dev/infiniband/../null", "/dev/null")]:
+    assert os.path.samefile(path, meant), path
+assert os.path.isdir(S + "/bowline0/ports") and os.stat("/sys/class/net/lo")
+# Relative paths are the system's.
+os.chdir("/sys/class")
+assert "infiniband" not in os.listdir(".") and not os.path.exists("infiniband/bowline0")
+fails(errno.ENOENT, os.chdir, S)
+# But below an open folder they are below that.
+folder = os.open(S + "/bowline0", os.O_RDONLY | os.O_DIRECTORY)
+assert os.read(os.open("node_type", os.O_RDONLY, dir_fd=folder), 99) == b"1: CA\n"
+END
+        # The calls of libibverbs have the same GUID.
+        if command -v ibv_devinfo; then
+            guid=$(in_run cat $S/bowline0/node_guid)
+            in_run ibv_devinfo > "$AT/devinfo.out"
+            grep -q "node_guid:.*$guid" "$AT/devinfo.out"
+            in_run ibv_devices > "$AT/devices.out"
+            grep -q "bowline0.*$(echo $guid | tr -d :)" "$AT/devices.out"
+        fi
+        # Without `bowline run` there is nothing.
+        [ ! -e $S ]
+        # In a machine that has a device, nothing of ours.
+        mount -t tmpfs tmpfs /sys/class
+        mkdir -p $S/mlx5_0
+        is mlx5_0 "$(in_run ls $S)"
+        ! "$BOWLINE" run cat $S/bowline0/node_guid 2> "$AT/err" || fail "a device that is not there"
+        echo end > "$AT/hold"
+        node_is_gone
+        "#,
+    );
+}
+
 /// Programs of Debian, which know nothing of bowline, at the one address that they share.
 #[test]
 fn programs_that_speak_verbs_have_a_device_of_the_node() {

@@ -215,7 +215,11 @@ const RUN: More = More {
             "The library of verbs programs: libibverbs and librdmacm. It is searched for next to \
              the command, too.",
         ),
-        ("$XDG_RUNTIME_DIR/bowline/verbs", "Names of that library."),
+        (
+            "$XDG_RUNTIME_DIR/bowline/verbs",
+            "Names of that library, and the files that programs find in /sys/class/infiniband, \
+             where the machine has no RDMA device.",
+        ),
         ("/run/bowline/rds/host.sock", "Socket for programs of a node that is a service."),
         (
             "$XDG_RUNTIME_DIR/bowline/rds/host-NUMBER.log",
@@ -237,8 +241,8 @@ const RUN: More = More {
             "The folder of the names of the verbs library is put first in this list.",
         ),
         (
-            "BOWLINE_VERBS_NODE",
-            "Set for the program: the node's socket for verbs.",
+            "BOWLINE_VERBS_NODE, BOWLINE_VERBS_FILES",
+            "Set for the program: the node's socket for verbs, and the folder of the device's files.",
         ),
         ("PATH", "Where the program is searched for."),
     ],

@@ -1,6 +1,7 @@
 //! Libraries of verbs for a program: one file, under the names that programs are linked with, in a
-//! folder that is searched before those of the system.
+//! folder that is searched before those of the system; and the files that they look for in /sys.
 
+mod files;
 mod outlook;
 
 use std::{
@@ -8,7 +9,7 @@ use std::{
     fs::{self, DirBuilder},
     io,
     os::unix::fs::{DirBuilderExt, symlink},
-    path::{Path, PathBuf},
+    path::{self, Path, PathBuf},
     process::Command,
 };
 
@@ -35,8 +36,11 @@ const NAMES: [&str; 6] = [
 
 /// Name of the device that programs get.
 pub(crate) const DEVICE: &str = "bowline0";
-/// Where the system shows RDMA devices of its own.
-const DEVICES: &str = "/sys/class/infiniband";
+/// Variable with the folder of the files that it has in /sys and /dev.
+const FILES: &str = "BOWLINE_VERBS_FILES";
+/// Where the system shows RDMA devices of its own. Written like this it is not redirected to the
+/// files of ours, when this command runs below another `bowline run`.
+const DEVICES: &str = "/sys/./class/infiniband";
 
 /// Has a program find the library before the system's, and the node whose addresses it shares.
 /// Without the library, without RDMA at the node, and where the machine has a device of its own,
@@ -53,6 +57,14 @@ pub(super) fn put_first(command: &mut Command, node: &Path) -> bool {
             return false;
         }
     };
+    let node = &path::absolute(node).unwrap_or_else(|_| node.to_owned());
+    // Opening a device that the node refuses gives the program the reason.
+    if let Some(outlook) = Outlook::of(Some(node)).ok().filter(|one| !one.gids.is_empty()) {
+        match files::write(&folder, node, &outlook) {
+            Ok(files) => _ = command.env(FILES, files),
+            Err(error) => note!("bowline run: the RDMA device has no files in /sys: {error}"),
+        }
+    }
     let mut folders = vec![folder];
     if let Some(others) = env::var_os("LD_LIBRARY_PATH").filter(|others| !others.is_empty()) {
         folders.extend(env::split_paths(&others));
