@@ -114,7 +114,11 @@ fn serve(listener: &OwnedFd, folder: Option<&Path>, impairments: &Impairments) {
         let started = thread::Builder::new().name("verbs-program".to_owned()).spawn(move || {
             let known = || lock(&opened).as_ref().map(|(host, _)| host.clone());
             let served = Host::answer_look(&program, known).and_then(|is_answered| {
-                if is_answered { Ok(()) } else { host(&opened, folder, impairments)?.serve(program) }
+                if is_answered {
+                    Ok(())
+                } else {
+                    host(&opened, folder, impairments)?.serve(program)
+                }
             });
             if let Err(error) = served {
                 note!("a program gets no RDMA: {error}");

@@ -528,6 +528,54 @@ END
     );
 }
 
+/// The system's library by a path in the program, and programs without a loader.
+#[test]
+fn programs_that_nothing_can_be_put_before_are_named() {
+    if !has_verbs_library() {
+        return;
+    }
+    let builds = |flag: &str| {
+        let mut compiler = std::process::Command::new("cc");
+        compiler.args(["-x", "c", "-", flag, "-o", "/dev/null"]);
+        let child = compiler.stdin(std::process::Stdio::piped()).spawn();
+        child.is_ok_and(|mut child| {
+            let mut input = child.stdin.take().expect("a pipe");
+            std::io::Write::write_all(&mut input, b"int main(void) { return 0; }").is_ok() && {
+                drop(input);
+                child.wait().is_ok_and(|status| status.success())
+            }
+        })
+    };
+    if !builds("-static") {
+        return skipped::because("no C compiler, or no static C library");
+    }
+    in_a_machine_without_nodes(
+        r#"
+        mkdir "$AT/own"
+        touch "$AT/own/libibverbs.so.1"
+        echo 'int main(void) { return 7; }' > "$AT/main.c"
+        cc "$AT/main.c" -static -o "$AT/static"
+        code=0
+        "$BOWLINE" run "$AT/static" 2> "$AT/err" || code=$?
+        [ $code = 126 ] || fail "exit status $code"
+        grep -q "/static is linked statically, so its calls cannot be intercepted" "$AT/err"
+        runs() { code=0; "$BOWLINE" run "$AT/$1" 2> "$AT/err" || code=$?; [ $code = 7 ] || fail "exit status $code of $1: $(cat "$AT/err")"; }
+        named() { grep -q "/$1 has .*/own/libibverbs.so.1 by its RPATH" "$AT/err"; }
+        cc "$AT/main.c" -Wl,--disable-new-dtags,-rpath,'/nonexistent:$ORIGIN/own' -o "$AT/first"
+        runs first
+        named first || fail "$(cat "$AT/err")"
+        # Those of today come behind what `bowline run` puts first, and others have none.
+        cc "$AT/main.c" -Wl,--enable-new-dtags,-rpath,'$ORIGIN/own' -o "$AT/later"
+        runs later
+        ! named later || fail "it is not first"
+        cc "$AT/main.c" -Wl,--disable-new-dtags,-rpath,'$ORIGIN' -o "$AT/other"
+        runs other
+        ! named other || fail "there is no such library"
+        node_is_gone
+        "#,
+    );
+}
+
 /// Programs of Debian, which know nothing of bowline, at the one address that they share.
 #[test]
 fn programs_that_speak_verbs_have_a_device_of_the_node() {

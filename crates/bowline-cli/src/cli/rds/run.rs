@@ -1,6 +1,7 @@
 //! `bowline run`: a program whose RDS sockets are those of the host's node.
 
 mod folder;
+mod rpath;
 pub(crate) mod started;
 pub(crate) mod verbs;
 
@@ -81,7 +82,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     preload(&mut command, &library, place.as_deref());
     let network = Network::new(&args.impair, args.capture.as_deref())?;
     let has_verbs = libc == Libc::Other
-        && verbs::put_first(&mut command, &bowline_node::verbs::beside(&reached));
+        && verbs::put_first(&mut command, &program, &bowline_node::verbs::beside(&reached));
     network.set(&mut command, has_verbs)?;
     keep_pipe_signal(&mut command);
     let error = command.arg0(name).args(words).exec();

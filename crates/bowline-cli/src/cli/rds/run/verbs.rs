@@ -20,6 +20,8 @@ use bowline_node::{
 };
 use bowline_roce_driver::Impairments;
 
+use super::rpath;
+
 pub(crate) use outlook::{At, Outlook, Trouble};
 
 /// The file, as cargo builds it and as packages install it.
@@ -45,10 +47,18 @@ const DEVICES: &str = "/sys/./class/infiniband";
 /// Has a program find the library before the system's, and the node whose addresses it shares.
 /// Without the library, without RDMA at the node, and where the machine has a device of its own,
 /// the program keeps what it has. Tells whether it finds the library.
-pub(super) fn put_first(command: &mut Command, node: &Path) -> bool {
+pub(super) fn put_first(command: &mut Command, program: &Path, node: &Path) -> bool {
     let Some(library) = library() else { return false };
     if !devices_of_machine().is_empty() || !bowline_ctl::is_socket(node) {
         return false;
+    }
+    if let Some(own) = rpath::library(program, &NAMES[..2]) {
+        note!(
+            "bowline run: {} has {} by its RPATH, before anything that is put first: if it speaks \
+             verbs, it does so without bowline (remove the RPATH with patchelf or chrpath)",
+            program.display(),
+            own.display()
+        );
     }
     let folder = match named(&library) {
         Ok(folder) => folder,
