@@ -528,6 +528,62 @@ END
     );
 }
 
+/// The same table of GIDs by all ways to ask for it: calls, files, and `devices`.
+#[test]
+fn several_addresses_have_their_gids_and_interfaces() {
+    if !has_verbs_library() {
+        return;
+    }
+    in_a_machine_without_nodes(
+        r#"
+        ip link add v0 type veth peer name w0
+        ip link set v0 addrgenmode none up
+        ip link set w0 addrgenmode none up
+        ip address add 10.9.0.1/24 dev v0
+        ip address add 10.9.0.2/24 dev w0
+        ip address add fd09::1/64 dev v0 nodad
+        ip address add fe80::9/64 dev w0 nodad
+        "$BOWLINE" devices --json > "$AT/devices.out" || fail devices
+        "$BOWLINE" run python3 -B - "$AT/devices.out" <<'END' || fail "$(cat "$AT/devices.out")"
+import ctypes as C, ipaddress, json, socket, sys
+seen = json.loads(open(sys.argv[1]).readlines()[0])["verbs_programs"]
+wanted = [(gid["address"], gid["interface"]) for gid in seen["gids"]]
+first = [("10.9.0.2", "w0"), ("10.9.0.1", "v0"), ("fd09::1", "v0"), ("fe80::9", "w0")]
+assert wanted[:4] == first and ("127.0.0.1", "lo") in wanted, wanted
+lib = C.CDLL("libibverbs.so.1")
+class Entry(C.Structure):
+    _fields_ = [("gid", C.c_uint8 * 16), ("index", C.c_uint32), ("port", C.c_uint32),
+                ("type", C.c_uint32), ("ndev", C.c_uint32)]
+def shown(entry):
+    at = ipaddress.ip_address(bytes(entry.gid))
+    assert entry.type == 2 and entry.port == 1
+    return str(at.ipv4_mapped or at), socket.if_indextoname(entry.ndev)
+lib.ibv_get_device_list.restype = C.POINTER(C.c_void_p)
+lib.ibv_open_device.restype = C.c_void_p
+context = C.c_void_p(lib.ibv_open_device(C.c_void_p(lib.ibv_get_device_list(None)[0])))
+assert context.value, "no device"
+table = (Entry * 64)()
+lib._ibv_query_gid_table.restype = C.c_ssize_t
+count = lib._ibv_query_gid_table(context, table, C.c_size_t(64), 0, C.c_size_t(C.sizeof(Entry)))
+assert [shown(entry) for entry in table[:count]] == wanted, count
+assert [entry.index for entry in table[:count]] == list(range(count))
+for index in range(count):
+    one = Entry()
+    assert lib._ibv_query_gid_ex(context, 1, index, C.byref(one), 0, C.c_size_t(C.sizeof(one))) == 0
+    assert shown(one) == wanted[index] and one.index == index
+    gid = (C.c_uint8 * 16)()
+    assert lib.ibv_query_gid(context, 1, index, gid) == 0 and bytes(gid) == bytes(one.gid)
+    port = "/sys/class/infiniband/bowline0/ports/1/"
+    text = open(f"{port}gids/{index}").read().strip()
+    assert bytes.fromhex(text.replace(":", "")) == bytes(gid), text
+    assert open(f"{port}gid_attrs/ndevs/{index}").read().strip() == wanted[index][1]
+assert lib._ibv_query_gid_ex(context, 1, count, C.byref(one), 0, C.c_size_t(C.sizeof(one))) != 0
+END
+        node_is_gone
+        "#,
+    );
+}
+
 /// The system's library by a path in the program, and programs without a loader.
 #[test]
 fn programs_that_nothing_can_be_put_before_are_named() {
