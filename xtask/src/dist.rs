@@ -44,11 +44,12 @@ pub(crate) fn test() -> Outcome {
     }
 }
 
-fn build(with_preload: bool) -> Result<(), Outcome> {
+fn build(with_libraries: bool) -> Result<(), Outcome> {
     // Each by itself: built together, they would have the features of all.
     let mut packages = vec![COMMAND, DAEMON];
-    if with_preload {
+    if with_libraries {
         packages.push(&["--package", "bowline-preload"]);
+        packages.push(&["--package", "bowline-ibverbs"]);
     }
     packages.into_iter().try_for_each(|package| {
         done(status(cargo(&["build", "--release", "--locked"]).args(package)))
