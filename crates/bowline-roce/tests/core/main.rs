@@ -8,6 +8,7 @@ mod cm;
 #[path = "../common/mod.rs"]
 mod common;
 mod data;
+mod datagrams;
 mod direct_placement;
 mod drain;
 mod errors;
