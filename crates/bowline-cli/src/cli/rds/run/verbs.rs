@@ -99,7 +99,7 @@ impl Network {
         let whole = |path: &Path| {
             let failed = |error| Failure::failed(format!("{}: {error}", path.display()));
             // The program may change its folder. Its first process makes the file.
-            let whole = std::path::absolute(path).map_err(failed)?;
+            let whole = path::absolute(path).map_err(failed)?;
             match fs::remove_file(&whole) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed(error)),
                 _ => Ok(whole),
