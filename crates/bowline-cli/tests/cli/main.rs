@@ -5,6 +5,7 @@
 mod access;
 mod bench;
 mod control;
+mod disk_clients;
 mod echo;
 mod exposition;
 mod folders;

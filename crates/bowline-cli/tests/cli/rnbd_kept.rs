@@ -2,20 +2,17 @@
 //! the next process resumes them, and programs notice a pause.
 
 use std::{
-    collections::BTreeMap,
     fs::{self, OpenOptions},
     os::unix::fs::FileExt,
     path::Path,
     process::Command,
-    sync::atomic::Ordering::SeqCst,
     thread,
     time::{Duration, Instant},
 };
 
-use bowline_testkit::skipped;
-
-use crate::rnbd_replace::{
-    BLOCK, BLOCKS, Nbd, PATIENCE, Shared, Stop, WRITERS, compare, content, end, export, map,
+use crate::disk_clients::{
+    Nbd, PATIENCE, Shared, Stop, WRITERS, compare, content, end, export, joined, map, read_file,
+    with_fuse, write_file,
 };
 use crate::support::{Folder, Running, run, start_as};
 
@@ -30,6 +27,11 @@ impl Keeper {
         let words = ["-B", script, &socket, env!("CARGO_BIN_EXE_bowline")];
         let map = ["rnbd", "map", "disk0", "--from", "s1", "--path", &path];
         Self(start_as("python3".as_ref(), folder, &[&words[..], &map, more].concat()))
+    }
+
+    /// As [`with_fuse`].
+    fn with_fuse(self, line: &str) -> Option<Self> {
+        with_fuse(self.0, line).map(Self)
     }
 
     /// Waits until the process runs, and returns its number.
@@ -55,40 +57,20 @@ fn a_file_stays_open_when_its_process_is_killed() {
     let doors = ["--fuse", &text(&dir), "--nbd", &text(&place)];
     let mut keeper = Keeper::start(&folder, 30, &doors);
     let mut process = keeper.started();
-    if !keeper.0.hears("stored bowline-disk") {
-        let done = keeper.0.finish();
-        assert!(done.err.contains("FUSE") || done.err.contains("fusermount"), "{done:?}");
-        return skipped::without_fuse(done.err.trim());
-    }
+    let Some(mut keeper) = keeper.with_fuse("stored bowline-disk") else { return };
     for name in ["stored bowline-nbd", "stored bowline-fuse", "ready"] {
         keeper.0.expect(name);
     }
     let file = dir.join("rnbd0");
     let file = OpenOptions::new().read(true).write(true).open(file).expect("the disk");
     let shared = Shared::default();
-    let write = |writer: u64| {
-        let _stop = Stop(&shared);
-        let (mut written, mut longest) = (BTreeMap::new(), Duration::ZERO);
-        for next in 0.. {
-            if shared.stop.load(SeqCst) {
-                break;
-            }
-            // The same blocks again and again: what is written late would be seen.
-            let (block, generation) = (writer * BLOCKS + next % 4, 1 + next / 4);
-            let begun = Instant::now();
-            file.write_all_at(&content(block, generation), block * BLOCK as u64).expect("written");
-            longest = longest.max(begun.elapsed());
-            written.insert(block, generation);
-            shared.answers.fetch_add(1, SeqCst);
-        }
-        (written, longest)
-    };
     let (written, gaps) = thread::scope(|scope| {
         let stop = Stop(&shared);
-        let write = &write;
-        let writers: Vec<_> =
-            (1..=WRITERS).map(|writer| scope.spawn(move || write(writer))).collect();
-        let nbd = scope.spawn(|| Nbd::write_and_reconnect(&place, &shared));
+        let (file, place, shared) = (&file, &place, &shared);
+        // The same blocks again and again: what is written late would be seen.
+        let write = |writer| move || write_file(file, writer, 4, false, shared);
+        let mut writers: Vec<_> = (1..=WRITERS).map(|writer| scope.spawn(write(writer))).collect();
+        writers.push(scope.spawn(|| Nbd::write_and_reconnect(place, shared)));
         for round in 0..4 {
             shared.advance();
             if round == 3 {
@@ -106,18 +88,10 @@ fn a_file_stays_open_when_its_process_is_killed() {
         }
         shared.advance();
         drop(stop);
-        let mut ended: Vec<_> =
-            writers.into_iter().map(|one| one.join().expect("written")).collect();
-        ended.push(nbd.join().expect("no request fails"));
-        let (written, gaps): (Vec<_>, Vec<_>) = ended.into_iter().unzip();
-        (written.into_iter().flatten().collect::<BTreeMap<_, _>>(), gaps)
+        joined(writers)
     });
     println!("longest times without an answer: {gaps:?}");
-    compare(&written, &image, |block| {
-        let mut bytes = vec![0; BLOCK];
-        file.read_exact_at(&mut bytes, block * BLOCK as u64).expect("read");
-        bytes
-    });
+    compare(&written, &image, |block| read_file(&file, block));
     // The process of now knows that the file is open.
     let unmap = run(&folder, &["rnbd", "unmap", "rnbd0"]);
     assert_ne!(unmap.code, Some(0), "{unmap:?}");
@@ -146,11 +120,7 @@ fn a_process_that_has_replaced_another_one_may_be_killed() {
     let doors = ["--fuse", &text(&dir), "--nbd", &text(&place)];
     let mut keeper = Keeper::start(&folder, 33, &doors);
     keeper.started();
-    if !keeper.0.hears("stored bowline-disk") {
-        let done = keeper.0.finish();
-        assert!(done.err.contains("FUSE") || done.err.contains("fusermount"), "{done:?}");
-        return skipped::without_fuse(done.err.trim());
-    }
+    let Some(mut keeper) = keeper.with_fuse("stored bowline-disk") else { return };
     keeper.0.expect("ready");
     let mut next = map(&folder, 33, &[&doors[..], &["--replace"]].concat());
     keeper.0.expect(&format!("continues in {}", next.id()));
@@ -161,9 +131,7 @@ fn a_process_that_has_replaced_another_one_may_be_killed() {
     assert_eq!(next.finish().code, None, "it was killed");
     keeper.0.expect("ended None, has 3");
     keeper.started();
-    let mut bytes = vec![0; BLOCK];
-    file.read_exact_at(&mut bytes, 0).expect("read");
-    assert!(bytes == content(1, 1));
+    assert!(read_file(&file, 0) == content(1, 1));
     keeper.0.expect("ready");
     let unmap = run(&folder, &["rnbd", "unmap", "rnbd0"]);
     assert_ne!(unmap.code, Some(0), "the file is open: {unmap:?}");
@@ -215,11 +183,7 @@ fn what_cannot_be_resumed_is_mounted_again() {
     let dir = folder.path().join("files");
     let mut keeper = Keeper::start(&folder, 34, &["--fuse", dir.to_str().expect("a plain path")]);
     let process = keeper.started();
-    if !keeper.0.hears("stored bowline-fuse") {
-        let done = keeper.0.finish();
-        assert!(done.err.contains("FUSE") || done.err.contains("fusermount"), "{done:?}");
-        return skipped::without_fuse(done.err.trim());
-    }
+    let Some(mut keeper) = keeper.with_fuse("stored bowline-fuse") else { return };
     keeper.0.expect("ready");
     keeper.0.signal("-USR1");
     keeper.0.expect("lost bowline-disk");
@@ -227,9 +191,8 @@ fn what_cannot_be_resumed_is_mounted_again() {
     keeper.0.expect("ended -9, has 1");
     keeper.started();
     keeper.0.expect("removed bowline-fuse").expect("stored bowline-fuse").expect("ready");
-    let mut bytes = vec![0; BLOCK];
     let file = OpenOptions::new().read(true).open(dir.join("rnbd0")).expect("the disk");
-    file.read_exact_at(&mut bytes, 0).expect("read");
+    read_file(&file, 0);
     drop(file);
     keeper.0.signal("-TERM");
     keeper.0.finish().exits(0);

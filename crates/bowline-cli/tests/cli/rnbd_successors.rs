@@ -14,13 +14,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bowline_testkit::skipped;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
-use crate::rnbd_replace::{BLOCK, Nbd, PATIENCE, READ, end, export, header, map, while_written};
+use crate::disk_clients::{
+    BLOCK, Nbd, PATIENCE, READ, end, export, header, map, while_written, with_fuse,
+};
 use crate::support::{Folder, Running, start_as};
 
 /// Version of what the two processes say.
@@ -382,12 +383,7 @@ fn a_process_that_is_to_stop_while_it_hands_over_ends_in_order() {
     let fuse = ["--fuse", dir.to_str().expect("a plain path")];
     let doors = [&["--nbd", place.to_str().expect("a plain path")][..], &fuse].concat();
     for (is_ready, is_served) in [(true, true), (false, true), (false, false)] {
-        let mut client = map(&folder, 23, &doors);
-        if !client.hears("mapped disk0 ") {
-            let done = client.finish();
-            assert!(done.err.contains("FUSE") || done.err.contains("fusermount"), "{done:?}");
-            return skipped::without_fuse(done.err.trim());
-        }
+        let Some(client) = with_fuse(map(&folder, 23, &doors), "mapped disk0 ") else { return };
         let mut nbd = Nbd::connect(&place).expect("connected");
         nbd.send(3, 3).expect("asked");
         assert_eq!(nbd.reply(), 3);

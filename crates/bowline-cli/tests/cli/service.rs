@@ -11,8 +11,8 @@ use std::{
     time::Duration,
 };
 
+use crate::disk_clients::{end, export, map};
 use crate::nodes::build_library;
-use crate::rnbd_replace::{end, export, map};
 use crate::rnbd_successors::Successor;
 use crate::support::{Folder, Running, run, start_as, start_from};
 
