@@ -10,6 +10,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use bowline_testkit::skipped;
+
 use crate::disk_clients::{
     Nbd, PATIENCE, Shared, Stop, WRITERS, compare, content, end, export, joined, map, read_file,
     with_fuse, write_file,
@@ -222,4 +224,60 @@ fn a_process_that_was_killed_waits_for_its_server_and_can_be_stopped() {
     assert!(done.err.contains("may not be durable"), "{done:?}");
     assert!(done.out.ends_with("ended 1, has 0\n"), "{done:?}");
     assert!(!place.exists());
+}
+
+/// Starts a process that resumes an NBD server, and a block device of which there is a record only.
+fn resumed(folder: &Folder, host: u8, place: &Path) -> Running {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cli/resumed.py");
+    let nbd = place.to_str().expect("a plain path");
+    let path = format!("127.75.{host}.11@127.75.{host}.1");
+    let state = serde_json::json!({ "device": null, "service": { "map": {
+        "device": "disk0", "session": "s1", "servers": [format!("127.75.{host}.1")],
+        "front_ends": { "nbd": place, "fuse": null, "ublk": true, "vhost-user": null },
+    }}});
+    let state = state.to_string();
+    let words = ["-B", script, nbd, &state, env!("CARGO_BIN_EXE_bowline"), "rnbd", "map", "disk0"];
+    let more = ["--from", "s1", "--path", &path, "--nbd", nbd, "--ublk"];
+    start_as("python3".as_ref(), folder, &[&words[..], &more].concat())
+}
+
+/// A process that has everything of a former one, and cannot serve it, leaves nothing behind.
+#[test]
+fn a_block_device_that_is_not_resumed_ends_with_its_record() {
+    // tests [NB-75]
+    if fs::exists("/dev/ublk-control").expect("a folder") {
+        return skipped::because("there is ublk, and its devices are not for this test");
+    }
+    let folder = Folder::new();
+    let place = folder.path().join("nbd.sock");
+    let records = folder.path().join("bowline/rnbd");
+    fs::create_dir_all(&records).expect("a folder");
+    let record = records.join("ublk-7.json");
+    let left = || {
+        let disk = serde_json::json!({
+            "session": "s1", "device": "disk0", "servers": ["127.75.43.1"],
+        });
+        let contents = serde_json::json!({ "id": 7, "tag": 5, "disk": disk });
+        fs::write(&record, contents.to_string()).expect("written");
+    };
+    // The server is away until it is stopped.
+    left();
+    let process = resumed(&folder, 43, &place);
+    process.until_it_heeds(15);
+    assert!(record.exists());
+    process.signal("-TERM");
+    process.finish().exits(1);
+    assert!(!record.exists() && !place.exists());
+
+    // It is there: what can be resumed is served.
+    let (server, _) = export(&folder, 43, &[]);
+    left();
+    let mut process = resumed(&folder, 43, &place);
+    process.expect("mapped disk0 ");
+    Nbd::connect(&place).expect("connected").read(0);
+    process.signal("-TERM");
+    let done = process.finish().exits(1);
+    assert!(done.err.contains("rnbd0: not taken back: ublk: no block device"), "{done:?}");
+    assert!(!record.exists() && !place.exists());
+    end(server);
 }

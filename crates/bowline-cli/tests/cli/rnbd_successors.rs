@@ -20,7 +20,7 @@ use rustix::net::{
 };
 
 use crate::disk_clients::{
-    BLOCK, Nbd, PATIENCE, READ, end, export, header, map, while_written, with_fuse,
+    BLOCK, Nbd, PATIENCE, READ, Shared, end, export, header, map, while_written, with_fuse,
 };
 use crate::support::{Folder, Running, start_as};
 
@@ -58,9 +58,21 @@ impl Successor {
         fuse: Option<&Path>,
         ready_within: Duration,
     ) {
+        self.ask_with(host, nbd, fuse, None, ready_within);
+    }
+
+    /// As [`ask`](Self::ask), of a process that serves machines, too.
+    fn ask_with(
+        &mut self,
+        host: u8,
+        nbd: Option<&Path>,
+        fuse: Option<&Path>,
+        machines: Option<&Path>,
+        ready_within: Duration,
+    ) {
         let service = serde_json::json!({ "map": {
             "device": "disk0", "session": "s1", "servers": [format!("127.75.{host}.1")],
-            "front_ends": { "nbd": nbd, "fuse": fuse, "ublk": false, "vhost-user": null },
+            "front_ends": { "nbd": nbd, "fuse": fuse, "ublk": false, "vhost-user": machines },
         }});
         self.ask_for(&service, ready_within);
     }
@@ -272,6 +284,48 @@ fn a_process_continues_when_its_successor_dies_at_any_step() {
     end(client);
     end(server);
     assert!(!place.exists());
+}
+
+/// What the successor has opened may be busy for longer than the successor lives.
+#[test]
+fn what_can_be_taken_back_is_served_and_the_rest_once_it_is_free() {
+    // tests [NB-70]
+    let folder = Folder::new();
+    let (server, image) = export(&folder, 42, &[]);
+    let [place, machines] = ["nbd.sock", "machines.sock"].map(|name| folder.path().join(name));
+    let text = |path: &Path| path.to_str().expect("a plain path").to_owned();
+    let doors = ["--nbd", &text(&place), "--vhost-user", &text(&machines)];
+    let missing = format!("rnbd0: not taken back: vhost-user {}", machines.display());
+    let take = |client: &Running| {
+        let mut next = Successor::connect(&folder, client);
+        next.ask_with(42, Some(&place), None, Some(&machines), PATIENCE);
+        next.take_all();
+        UnixListener::bind(&machines).expect("the former process listens no longer")
+    };
+    let mut client = map(&folder, 42, &doors);
+    client.expect("mapped disk0 ");
+    while_written(&place, &image, |shared| {
+        let busy = take(&client);
+        client.until_logged(&missing);
+        shared.advance();
+        let refused = map(&folder, 42, &[&doors[..], &["--replace"]].concat()).finish().exits(1);
+        refused.complains(&["tries to take front ends back"]);
+        drop(busy);
+        client.until_logged("rnbd0: taken back: vhost-user ");
+        shared.advance();
+    });
+    UnixStream::connect(&machines).expect("machines are served");
+    // One that does not come back is named at the end.
+    let busy = take(&client);
+    while_written(&place, &image, Shared::advance);
+    client.signal("-TERM");
+    let done = client.finish().exits(1);
+    assert!(done.err.contains("not everything was served"), "{done:?}");
+    // After each of the two replacements, and at the end.
+    assert_eq!(done.err.matches(&missing).count(), 3, "{done:?}");
+    assert!(!place.exists());
+    drop(busy);
+    end(server);
 }
 
 #[test]

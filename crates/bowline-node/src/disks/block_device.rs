@@ -67,9 +67,13 @@ struct Record {
 }
 
 impl Record {
+    fn path(folder: &Path, device: DeviceId) -> PathBuf {
+        folder.join(format!("ublk-{}.json", device.id))
+    }
+
     /// Writes the record of a device that this process serves.
     fn write(folder: &Path, device: DeviceId, disk: &DiskOrigin) -> io::Result<Self> {
-        let path = folder.join(format!("ublk-{}.json", device.id));
+        let path = Self::path(folder, device);
         create_folder_of(&path)?;
         let record = Self::lock(&path, true)?;
         let mut record = record.ok_or(io::ErrorKind::ResourceBusy)?;
@@ -157,7 +161,7 @@ pub(super) struct DiskBlockDevice {
 impl DiskBlockDevice {
     /// Takes over the device that a process has handed over, or that one which was killed has
     /// left; or makes one. Until [`own`](Self::own), a device of another process is left at the
-    /// end as it was found.
+    /// end as it was found. With `is_own`, this process is the one that has handed it over.
     ///
     /// # Errors
     /// Those of the kernel's driver; `ResourceBusy` when the device has a server still.
@@ -165,6 +169,7 @@ impl DiskBlockDevice {
         disk: &Arc<dyn BlockDevice>,
         origin: &DiskOrigin,
         handed: Option<DeviceId>,
+        is_own: bool,
     ) -> io::Result<Self> {
         let folder = bowline_ctl::folder();
         let found = match handed {
@@ -177,7 +182,10 @@ impl DiskBlockDevice {
                 // The system was started again, or somebody has removed it.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => record.remove(),
                 // A process that still runs keeps its own.
-                Err(error) if error.kind() == io::ErrorKind::InvalidInput && handed.is_none() => {
+                Err(error)
+                    if error.kind() == io::ErrorKind::InvalidInput
+                        && (handed.is_none() || is_own) =>
+                {
                     note!("/dev/ublkb{}: {error}: its users get errors", device.id);
                     ublk::remove(&device)?;
                     record.remove();
@@ -210,6 +218,16 @@ impl DiskBlockDevice {
                 Err(error)
             }
         }
+    }
+
+    /// Ends the device of a disk that nobody serves any more, with its record; its users get
+    /// errors. `device`: the one that this process has had.
+    ///
+    /// # Errors
+    /// `ResourceBusy` if another process has that one; those of the kernel's driver. The device
+    /// stays then, for the next process that maps the disk.
+    pub(super) fn end(origin: &DiskOrigin, device: Option<DeviceId>) -> io::Result<()> {
+        end(&bowline_ctl::folder(), origin, device, ublk::remove)
     }
 
     fn of(ublk: Ublk, record: Option<Record>, is_inherited: bool) -> Self {
@@ -285,6 +303,26 @@ impl Drop for DiskBlockDevice {
     }
 }
 
+fn end(
+    folder: &Path,
+    origin: &DiskOrigin,
+    device: Option<DeviceId>,
+    remove: impl Fn(&DeviceId) -> io::Result<()>,
+) -> io::Result<()> {
+    let Some((found, record)) = Record::find(folder, origin) else {
+        let is_there = device.is_some_and(|device| Record::path(folder, device).exists());
+        return if is_there { Err(io::ErrorKind::ResourceBusy.into()) } else { Ok(()) };
+    };
+    match remove(&found) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        // The system may have been started again, or somebody has removed it.
+        _ => {
+            record.remove();
+            Ok(())
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -327,6 +365,41 @@ mod tests {
         let next = DeviceId { tag: 7, ..device };
         drop(Record::write(&folder, next, &disk).unwrap());
         assert_eq!(Record::find(&folder, &disk).unwrap().0, next);
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn a_device_that_nobody_serves_is_removed_with_its_record() {
+        // tests [NB-75]
+        let name = format!("bowline-ublk-end-{}", std::process::id());
+        let folder = std::env::temp_dir().join(name);
+        let disk = origin("s1", "disk0", &["192.0.2.1"]);
+        let device = DeviceId { id: 3, tag: 5 };
+        let removed = std::cell::RefCell::new(Vec::new());
+        let end_as = |result: Option<io::ErrorKind>| {
+            end(&folder, &disk, Some(device), |device| {
+                removed.borrow_mut().push(*device);
+                result.map_or(Ok(()), |kind| Err(kind.into()))
+            })
+            .map_err(|error| error.kind())
+        };
+        assert_eq!(end_as(None), Ok(()), "there is none");
+        // Another process has it.
+        let served = Record::write(&folder, device, &disk).unwrap();
+        assert_eq!(end_as(None), Err(io::ErrorKind::ResourceBusy));
+        assert!(removed.borrow().is_empty());
+        drop(served);
+        // It cannot be removed: the next process finds it.
+        let denied = io::ErrorKind::PermissionDenied;
+        assert_eq!(end_as(Some(denied)), Err(denied));
+        drop(Record::find(&folder, &disk).unwrap());
+        assert_eq!(end_as(None), Ok(()));
+        assert!(Record::find(&folder, &disk).is_none());
+        // The system was started again: the record is all that there is.
+        drop(Record::write(&folder, device, &disk).unwrap());
+        assert_eq!(end_as(Some(io::ErrorKind::NotFound)), Ok(()));
+        assert!(!Record::path(&folder, device).exists());
+        assert_eq!(*removed.borrow(), [device; 3]);
         fs::remove_dir_all(folder).unwrap();
     }
 }

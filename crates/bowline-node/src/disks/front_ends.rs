@@ -13,11 +13,7 @@ use std::{
 
 use bowline_block::{
     BlockDevice, DiskEvent,
-    front::{
-        fuse::{self, FuseOptions, Mount},
-        nbd::{self, NbdOptions, NbdServer},
-        vhost_user::{self, VhostUserOptions, VhostUserServer},
-    },
+    front::{fuse::Mount, nbd::NbdServer, vhost_user::VhostUserServer},
 };
 use bowline_ctl::{Errno, Refused, fusefs};
 use bowline_rnbd_driver::{
@@ -34,9 +30,10 @@ use super::{
     ending::{CLOSE_PATIENCE, FINISH_PATIENCE, Unserved, Users, unflushed},
     kept,
     mapping::MapConfig,
+    opening::{Lost, Missing, Opener, PreparedFrontEnds},
     replace::Service,
 };
-use crate::{Failure, Outcome, config::entry::Entry, mount::no_mount, service_manager::Supervisor};
+use crate::{Failure, Outcome, config::entry::Entry, service_manager::Supervisor};
 
 /// How long an unmap waits for users of a disk: the kernel reports the end of a use a moment after
 /// the program has closed its file.
@@ -47,6 +44,8 @@ const OPEN_TIMEOUT: Duration = Duration::from_secs(6);
 const REMEMBERED_MAX: usize = 1024;
 /// How often it is checked whether front ends have paused.
 const PAUSE_POLL: Duration = Duration::from_millis(1);
+/// How often it is tried to take back what could not be at first.
+const REGAIN_POLL: Duration = Duration::from_millis(50);
 /// How often the state is checked meanwhile.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
@@ -138,6 +137,8 @@ pub(super) struct FrontEnds {
     pub(super) vhost_user: Option<VhostUserServer>,
     /// A service manager keeps them, together with this state of theirs.
     pub(super) kept: Option<Arc<OwnedFd>>,
+    /// Those that could not be taken back.
+    pub(super) missing: Vec<Missing>,
 }
 
 impl FrontEnds {
@@ -188,6 +189,12 @@ impl FrontEnds {
     fn hand_over(self) -> HandedFrontEnds {
         self.detach();
         let ublk = self.ublk.and_then(DiskBlockDevice::hand_over);
+        let ublk = ublk.or_else(|| {
+            self.missing.iter().find_map(|missing| match &missing.what {
+                Lost::Ublk(_, device) => *device,
+                Lost::ForGood | Lost::VhostUser(_) => None,
+            })
+        });
         let nbd = self.nbd.map(NbdServer::hand_over);
         let fuse = self.fuse.map(Mount::hand_over);
         HandedFrontEnds { nbd, fuse, ublk, kept: self.kept }
@@ -225,25 +232,25 @@ impl FrontEnds {
             || self.fuse.as_ref().is_some_and(|mount| !mount.is_unchanging())
     }
 
+    /// Closes all front ends. A block device that could not be taken back is ended, too, unless
+    /// another process has it.
+    fn close(mut self: Box<Self>) {
+        let missing = std::mem::take(&mut self.missing);
+        drop(self);
+        for missing in missing {
+            let Lost::Ublk(origin, device) = &missing.what else { continue };
+            if let Err(error) = DiskBlockDevice::end(origin, *device) {
+                note!("{} stays: {error}", missing.place);
+            }
+        }
+    }
+
     /// Enables all front ends again.
     fn enable(&self) {
         self.nbd.iter().for_each(NbdServer::enable);
         self.fuse.iter().for_each(Mount::enable);
         self.ublk.iter().for_each(DiskBlockDevice::enable);
         self.vhost_user.iter().for_each(VhostUserServer::enable);
-    }
-}
-
-/// Front ends of a disk that leave the users alone which another process has left them.
-pub struct PreparedFrontEnds {
-    pub(super) front_ends: FrontEnds,
-    /// Their locations.
-    pub(super) places: Vec<String>,
-}
-
-impl fmt::Debug for PreparedFrontEnds {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PreparedFrontEnds").field("places", &self.places).finish_non_exhaustive()
     }
 }
 
@@ -319,6 +326,8 @@ struct State {
     is_inherited: bool,
     /// All disks are unmapped for good.
     closed: bool,
+    /// Number of disks whose missing front ends are tried again.
+    regaining: usize,
     /// What was not made durable of disks whose front ends were being opened then.
     unserved: Unserved,
 }
@@ -337,6 +346,14 @@ impl State {
     fn end_opening(&mut self, disk: &str) {
         if matches!(self.front_states.get(disk), Some(FrontState::Opening)) {
             self.front_states.remove(disk);
+        }
+    }
+
+    /// Returns the front ends of a disk if they are open, and are to be.
+    fn open_of(&mut self, disk: &str) -> Option<&mut FrontEnds> {
+        match self.front_states.get_mut(disk) {
+            Some(FrontState::Open(front_ends)) if !self.closed => Some(front_ends),
+            _ => None,
         }
     }
 
@@ -419,25 +436,35 @@ impl DiskFrontEnds {
     /// Opens front ends of a disk, and reports their locations. Those of other disks may be opened
     /// and closed meanwhile.
     pub fn open(&self, disk: &Arc<Disk>, front_ends: &FrontEndConfig) -> Result<(), Trouble> {
-        let prepared = self.prepare(disk, front_ends, HandedFrontEnds::default())?;
+        let prepared = self.prepare(disk, front_ends, HandedFrontEnds::default(), false)?;
         self.begin(disk, prepared)
     }
 
     /// As [`open`](Self::open), but continues with what another process has
     /// [handed over](Self::hand_over), and leaves its users alone until [`begin`](Self::begin).
     /// What is dropped before that is left to whoever has copies of it.
+    ///
+    /// With `takes_back` it was this process that has handed them over, or one before it that was
+    /// killed. Then one that cannot be opened stops no other: it is told of, and tried again by
+    /// [`regain`](Self::regain).
     pub fn prepare(
         &self,
         disk: &Arc<Disk>,
         front_ends: &FrontEndConfig,
         handed: HandedFrontEnds,
+        takes_back: bool,
     ) -> Result<PreparedFrontEnds, Trouble> {
         let name = disk.local_name();
         self.begin_opening(name, handed.is_any())?;
-        let origin = self.origin(disk);
-        let opened =
-            open_front_ends(disk, front_ends, &origin, handed, self.are_kept, &self.notices);
-        opened.inspect_err(|_| self.lock().end_opening(name))
+        let opened = self.opener(disk, takes_back).open(front_ends, handed);
+        let prepared = opened.inspect_err(|_| self.lock().end_opening(name))?;
+        prepared.front_ends.missing.iter().for_each(|missing| note!("{name}: {missing}"));
+        Ok(prepared)
+    }
+
+    fn opener<'a>(&'a self, disk: &'a Arc<Disk>, takes_back: bool) -> Opener<'a> {
+        let (are_kept, notices) = (self.are_kept, &self.notices);
+        Opener { disk, origin: self.origin(disk), are_kept, takes_back, notices }
     }
 
     /// Notes that front ends of a disk are being opened; with `is_inherited`, a process before this
@@ -502,6 +529,93 @@ impl DiskFrontEnds {
         Ok(())
     }
 
+    /// Tries for a while, in a thread of its own, to open front ends that could not be taken back
+    /// when the others were: the process that was to continue with them may end only then.
+    pub fn regain(self: &Arc<Self>, disk: &Arc<Disk>, within: Duration) {
+        let mut state = self.lock();
+        let front = state.front_states.get(disk.local_name());
+        let is_any = |front_ends: &FrontEnds| {
+            front_ends.missing.iter().any(|missing| !matches!(missing.what, Lost::ForGood))
+        };
+        if !matches!(front, Some(FrontState::Open(front_ends)) if is_any(front_ends)) {
+            return;
+        }
+        state.regaining += 1;
+        drop(state);
+        note!("{}: what is not taken back is tried again for {within:?}", disk.local_name());
+        let (disks, disk) = (Arc::clone(self), Arc::clone(disk));
+        let regain = move || {
+            let end = Instant::now() + within;
+            while disks.regain_once(&disk) && Instant::now() < end {
+                thread::sleep(REGAIN_POLL);
+            }
+            disks.lock().regaining -= 1;
+        };
+        if let Err(error) = thread::Builder::new().name("regain".to_owned()).spawn(regain) {
+            note!("what is not taken back is not tried again: {error}");
+            self.lock().regaining -= 1;
+        }
+    }
+
+    /// Tries once to open what is missing of a disk's front ends. Returns true if that is worth
+    /// another attempt.
+    fn regain_once(&self, disk: &Arc<Disk>) -> bool {
+        let name = disk.local_name();
+        let missing = self.lock().open_of(name).map(|front_ends| front_ends.missing.clone());
+        let opener = self.opener(disk, true);
+        let mut is_left = false;
+        for Missing { what, place, .. } in missing.into_iter().flatten() {
+            let (ublk, vhost_user) = match &what {
+                Lost::ForGood => continue,
+                Lost::Ublk(origin, device) => (opener.ublk(origin, *device).map(Some), Ok(None)),
+                Lost::VhostUser(path) => (Ok(None), opener.vhost_user(path).map(Some)),
+            };
+            let mut state = self.lock();
+            // It may have been closed meanwhile, and the end waits for this thread.
+            let Some(front_ends) = state.open_of(name) else {
+                drop(state);
+                ublk.into_iter().flatten().for_each(|device| device.own());
+                return false;
+            };
+            let Some(at) = front_ends.missing.iter().position(|missing| missing.place == place)
+            else {
+                continue;
+            };
+            match (ublk, vhost_user) {
+                (Err(why), _) | (_, Err(why)) => {
+                    front_ends.missing[at].why = why;
+                    is_left = true;
+                }
+                (Ok(ublk), Ok(vhost_user)) => {
+                    ublk.iter().for_each(DiskBlockDevice::unpause);
+                    ublk.iter().for_each(DiskBlockDevice::own);
+                    // It may be another one, if the former was removed.
+                    let path =
+                        ublk.as_ref().map(|device| format!("ublk {}", device.path().display()));
+                    note!("{name}: taken back: {}", path.as_ref().unwrap_or(&place));
+                    front_ends.ublk = front_ends.ublk.take().or(ublk);
+                    front_ends.vhost_user = front_ends.vhost_user.take().or(vhost_user);
+                    front_ends.missing.remove(at);
+                }
+            }
+        }
+        is_left
+    }
+
+    /// Tells whether a disk had front ends, none of which could be taken back.
+    pub fn has_lost_all(&self, disk: &str) -> bool {
+        let mut state = self.lock();
+        state.regaining == 0
+            && state.open_of(disk).is_some_and(|front_ends| {
+                let FrontEnds { nbd, fuse, ublk, vhost_user, kept: _, missing } = front_ends;
+                !missing.is_empty()
+                    && nbd.is_none()
+                    && fuse.is_none()
+                    && ublk.is_none()
+                    && vhost_user.is_none()
+            })
+    }
+
     /// Returns where a disk comes from.
     fn origin(&self, disk: &Disk) -> DiskOrigin {
         let session = disk.session_name().to_owned();
@@ -519,6 +633,9 @@ impl DiskFrontEnds {
             return Some(
                 "a command has mapped or unmapped disks, which its options do not say".to_owned(),
             );
+        }
+        if state.regaining > 0 {
+            return Some("it tries to take front ends back still, after a replacement".to_owned());
         }
         match (&mapped[..], state.front_states.get(disk)) {
             ([one], Some(FrontState::Open(front_ends))) if one.local_name() == disk => {
@@ -569,7 +686,13 @@ impl DiskFrontEnds {
             return Ok(());
         };
         let (nbd, fuse) = (front_ends.nbd.as_ref(), front_ends.fuse.as_ref());
-        if front_ends.kept.is_some() || nbd.is_none() && fuse.is_none() {
+        if front_ends.kept.is_some() {
+            return Ok(());
+        }
+        if nbd.is_none() && fuse.is_none() {
+            // It may have something that could not be taken back.
+            drop(state);
+            kept::forget(supervisor);
             return Ok(());
         }
         let kept = Arc::new(kept::state_of(service, fuse.map(Mount::device))?);
@@ -722,23 +845,30 @@ impl DiskFrontEnds {
             let mut state = self.lock();
             state.closed = true;
             let mut open = Vec::new();
+            let is_over = Instant::now() >= end;
+            // A thread that has just taken one back leaves it by itself.
+            let may_close = state.regaining == 0 || is_over;
             for (name, front) in std::mem::take(&mut state.front_states) {
                 match front {
-                    FrontState::Open(front_ends) => open.push((name, front_ends)),
-                    FrontState::Opening => _ = state.front_states.insert(name, front),
+                    FrontState::Open(front_ends) if may_close => open.push((name, front_ends)),
+                    FrontState::Open(_) | FrontState::Opening => {
+                        state.front_states.insert(name, front);
+                    }
                     FrontState::Closing => {}
                 }
             }
-            let is_over = Instant::now() >= end;
             let is_quiet = state.commands == 0 && state.front_states.is_empty();
             if is_over {
                 state.front_states.clear();
             }
             drop(state);
             for (name, front_ends) in open {
+                let missing = front_ends.missing.iter();
+                unserved.extend(missing.map(|missing| format!("{name}: {missing}")));
                 let close = thread::Builder::new().name("close".to_owned());
                 // Without a thread they are closed here, since nobody has them any more.
-                closing.extend(close.spawn(|| drop(front_ends)).ok().map(|thread| (name, thread)));
+                closing
+                    .extend(close.spawn(|| front_ends.close()).ok().map(|thread| (name, thread)));
             }
             closing.retain(|(_, thread)| !thread.is_finished());
             if is_over || is_quiet && closing.is_empty() {
@@ -756,70 +886,6 @@ impl DiskFrontEnds {
 /// Why nothing is mapped at the end of the process.
 fn unmapping() -> Trouble {
     Trouble::new("all disks are being unmapped", Errno::ENODEV)
-}
-
-/// Opens front ends of a disk; those that were handed over serve nobody yet.
-fn open_front_ends(
-    disk: &Arc<Disk>,
-    options: &FrontEndConfig,
-    origin: &DiskOrigin,
-    handed: HandedFrontEnds,
-    are_kept: bool,
-    notices: &Sender<(String, DiskNotice)>,
-) -> Result<PreparedFrontEnds, Trouble> {
-    let name = disk.local_name();
-    let mut front_ends = FrontEnds { kept: handed.kept, ..FrontEnds::default() };
-    let mut fuse_options = FuseOptions::default();
-    fuse_options.one_descriptor = are_kept || front_ends.kept.is_some();
-    let mut locations = vec![name.to_owned()];
-    let trouble = || {
-        let (notices, local_name) = (notices.clone(), name.to_owned());
-        move |why: &str| {
-            // The receiver is gone when the process ends.
-            let _ = notices.send((local_name.clone(), DiskNotice::Trouble(why.to_owned())));
-        }
-    };
-    if let Some(path) = &options.nbd {
-        let device: Arc<dyn BlockDevice> = Arc::<Disk>::clone(disk);
-        let served = match handed.nbd {
-            Some(handed) => nbd::resume(device, path, NbdOptions::default(), handed),
-            None => nbd::serve(device, path, NbdOptions::default()),
-        };
-        let served = served.map_err(|error| {
-            Trouble::io(format!("cannot listen on {}: {error}", path.display()), &error)
-        })?;
-        served.on_fault(trouble());
-        front_ends.nbd = Some(served);
-        locations.push(format!("nbd {}", path.display()));
-    }
-    if let Some(dir) = &options.fuse {
-        let device: Arc<dyn BlockDevice> = Arc::<Disk>::clone(disk);
-        let mounted = match handed.fuse {
-            Some(handed) => fuse::resume(device, dir, name, fuse_options, handed),
-            None => fusefs::folder(dir).and_then(|()| fuse::mount(device, dir, name, fuse_options)),
-        };
-        let mounted = mounted.map_err(|error| Trouble::io(no_mount(dir, &error), &error))?;
-        front_ends.kept.clone().into_iter().for_each(|kept| mounted.keep_opens(kept));
-        front_ends.fuse = Some(mounted);
-        locations.push(format!("fuse {}", dir.join(name).display()));
-    }
-    if options.ublk {
-        let device: Arc<dyn BlockDevice> = Arc::<Disk>::clone(disk);
-        let opened = DiskBlockDevice::open(&device, origin, handed.ublk);
-        let ublk =
-            opened.map_err(|error| Trouble::io(format!("no block device: {error}"), &error))?;
-        locations.push(format!("ublk {}", ublk.path().display()));
-        front_ends.ublk = Some(ublk);
-    }
-    if let Some(path) = &options.vhost_user {
-        let device: Arc<dyn BlockDevice> = Arc::<Disk>::clone(disk);
-        let served = vhost_user::serve(device, path, VhostUserOptions::default(), trouble());
-        front_ends.vhost_user = Some(served.map_err(|error| {
-            Trouble::io(format!("cannot listen on {}: {error}", path.display()), &error)
-        })?);
-        locations.push(format!("vhost-user {}", path.display()));
-    }
-    Ok(PreparedFrontEnds { front_ends, places: locations })
 }
 
 /// Returns the path of a front end of another disk.
@@ -880,7 +946,7 @@ impl Disks for DiskFrontEnds {
         let _command = self.command();
         // Front ends are closed first: the kernel writes its cached data through them, while there
         // is a session.
-        drop(self.take(disk, force)?);
+        self.take(disk, force)?.close();
         let unmapped = Disks::unmap(&*self.client, disk, force);
         let mut state = self.lock();
         // Another disk may have the name already.

@@ -19,6 +19,7 @@ mod host;
 pub mod kept;
 mod lost;
 mod mapping;
+mod opening;
 mod paths;
 mod replace;
 mod served;
@@ -34,11 +35,10 @@ pub use device::{DeviceConfig, Route, RouteConfig};
 pub use ending::{ENDING_PATIENCE, Unserved};
 pub use exported::{Export, ServingConfig};
 pub use failing::FailingDisks;
-pub use front_ends::{
-    DiskFrontEnds, DiskNotice, FrontEndConfig, Mapping, PreparedFrontEnds, map_options,
-};
+pub use front_ends::{DiskFrontEnds, DiskNotice, FrontEndConfig, Mapping, map_options};
 pub use handed::HandedFrontEnds;
 pub use mapping::{MapConfig, map_patiently, refused};
+pub use opening::PreparedFrontEnds;
 pub use paths::{no_address, no_path, path_spec, prefixed, session_name};
 pub use replace::{FREE_POLL, FREE_WAIT, Heir, Packed, Parcel, Predecessor, Service};
 pub use served::{Served, server_classes, server_modules};

@@ -25,13 +25,14 @@ use std::{
     net::{IpAddr, Shutdown},
     os::{
         fd::{BorrowedFd, OwnedFd},
-        unix::net::UnixStream,
+        unix::net::{UnixListener, UnixStream},
     },
     path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, Instant},
 };
 
+use bowline_block::front::ublk::DeviceId;
 use bowline_ctl::{Errno, Peer, Successor, ask_to_replace, folder};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
@@ -42,7 +43,11 @@ use rustix::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{FrontEndConfig, kept};
+use super::{
+    FrontEndConfig,
+    block_device::{DiskBlockDevice, DiskOrigin},
+    kept,
+};
 use crate::{
     Failure, Outcome,
     service_manager::{Contact, Supervisor},
@@ -115,6 +120,21 @@ impl Service {
                 places.iter().any(|place| theirs.contains(place))
             }
             _ => false,
+        }
+    }
+
+    /// Ends the front ends of a disk that this process has had and cannot serve any more: its
+    /// socket, its mount, and its block device with its record. Users get errors. `listener`: as
+    /// [`FrontEndConfig::clear`] takes it; `ublk`: the block device, if this process knows it.
+    pub fn end_front_ends(&self, listener: Option<&UnixListener>, ublk: Option<DeviceId>) {
+        let Self::Map { device, session, servers, front_ends } = self else { return };
+        front_ends.clear(listener);
+        if front_ends.ublk {
+            let (session, servers) = (session.clone(), servers.clone());
+            let origin = DiskOrigin { session, device: device.clone(), servers };
+            if let Err(error) = DiskBlockDevice::end(&origin, ublk) {
+                note!("the block device of {device} stays: {error}");
+            }
         }
     }
 

@@ -45,6 +45,10 @@ const IDLE_CHECKS: u32 = 10;
 const HAND_OVER_WAIT: Duration = Duration::from_secs(5);
 /// How often a disk that was handed over, and taken back, is tried.
 const MAP_AGAIN: Duration = Duration::from_millis(500);
+/// How long front ends that could not be taken back at once are tried again: the process that was
+/// to continue with them closes all that it has within that time, if it runs, since it was told
+/// that it may not begin. What a process that hangs has is not free however long this one waits.
+const REGAIN_TIME: Duration = ENDING_PATIENCE;
 /// How long a process that replaces another one may need beside mapping the disk.
 const READY_TIME: Duration = Duration::from_secs(10);
 /// How long a process that was asked to stop tries to map a disk that it has to end in order.
@@ -303,12 +307,14 @@ impl Mapped<'_> {
     fn serve_to_end(&self, inherited: Option<Inherited>) -> Outcome<Ended> {
         let Self { args, control, device, stop, wanted, supervisor, .. } = self;
         let is_taken_back = matches!(inherited, Some(Inherited { predecessor: None, .. }));
-        let nbd = inherited.as_ref().and_then(|inherited| inherited.front_ends.nbd.as_ref());
+        let of_before = inherited.as_ref().map(|inherited| &inherited.front_ends);
+        let nbd = of_before.and_then(|front_ends| front_ends.nbd.as_ref());
         let listener = nbd.map(|nbd| Arc::clone(&nbd.listener));
+        let ublk = of_before.and_then(|front_ends| front_ends.ublk);
         let (client, disk, mut paths) = match self.map(inherited.as_ref()) {
             Err(failure) if is_taken_back => {
                 // Nobody continues with them.
-                wanted.clear(listener.as_deref());
+                self.service.end_front_ends(listener.as_deref(), ublk);
                 kept::forget(supervisor);
                 note!("what was written may not be durable: the server was not reached again");
                 return Err(failure);
@@ -324,7 +330,7 @@ impl Mapped<'_> {
             (inherited.front_ends, inherited.predecessor)
         });
         let failed = |error| Failure::failed(format!("a front end of {device}: {error}"));
-        let prepared = front_ends.prepare(&disk, wanted, handed).map_err(failed);
+        let prepared = front_ends.prepare(&disk, wanted, handed, is_taken_back).map_err(failed);
         let of = Arc::clone(&client);
         let metrics = metrics::mapped(
             Arc::clone(client.engine()),
@@ -355,6 +361,7 @@ impl Mapped<'_> {
         });
         let result = begun.map(|served| {
             let name = disk.local_name().to_owned();
+            front_ends.regain(&disk, REGAIN_TIME);
             drop(disk);
             report_all(&notices);
             let mut is_kept = supervisor.keeps();
@@ -365,7 +372,10 @@ impl Mapped<'_> {
             supervisor.ready(&format!("{device} is mapped"));
             let mut failing = FailingDisks::default();
             let (mut idle, mut ended) = (0, Ended::Here);
-            while idle < IDLE_CHECKS && !stop.wait(Some(CHECK_INTERVAL)) {
+            while idle < IDLE_CHECKS
+                && !stop.wait(Some(CHECK_INTERVAL))
+                && !front_ends.has_lost_all(&name)
+            {
                 report_all(&notices);
                 paths.report(why);
                 failing.report(&client);
@@ -417,7 +427,7 @@ impl Mapped<'_> {
         }
         unserved.tell();
         if !has_begun && is_taken_back {
-            wanted.clear(listener.as_deref());
+            self.service.end_front_ends(listener.as_deref(), ublk);
         }
         let ended = result?;
         unserved.outcome().map(|()| ended)

@@ -3,7 +3,7 @@ use std::{
     net::{IpAddr, SocketAddr},
     os::unix::{
         fs::{FileExt, symlink},
-        net::UnixStream,
+        net::{UnixListener, UnixStream},
     },
     sync::{
         Mutex, PoisonError,
@@ -26,7 +26,7 @@ use bowline_rtrs_driver::{Engine, EngineConfig, PORT};
 use bowline_testkit::skipped;
 
 use super::*;
-use crate::disks::{DiskFrontEnds, FrontEndConfig, PreparedFrontEnds};
+use crate::disks::{DiskFrontEnds, FrontEndConfig, HandedFrontEnds, PreparedFrontEnds};
 
 const BYTES: u64 = 1 << 20;
 
@@ -288,4 +288,74 @@ fn what_is_not_flushed_yet_is_known_until_it_is() {
     rig.front_ends.close(&mut unserved);
     let lost = "rnbd0: what was written was not made durable: its server is not connected";
     assert_eq!(unserved.lines, [lost]);
+}
+
+/// Of a hand-over that has failed: what is busy by then is told of, and tried again for a while.
+#[test]
+fn what_cannot_be_taken_back_stops_nothing_else_and_is_named_at_the_end() {
+    // tests [NB-70]
+    let rig = Rig::new(6, 1);
+    let (disk, name) = (&rig.disks[0], rig.disks[0].local_name());
+    let [nbd, machines] = ["nbd", "machines"].map(|name| rig.folder.join(name));
+    let config = FrontEndConfig {
+        nbd: Some(nbd.clone()),
+        vhost_user: Some(machines.clone()),
+        ..FrontEndConfig::default()
+    };
+    let prepare =
+        |takes_back| rig.front_ends.prepare(disk, &config, HandedFrontEnds::default(), takes_back);
+    let regain = |within| {
+        rig.front_ends.regain(disk, within);
+        while rig.front_ends.cannot_hand_over(name).is_some() {
+            thread::sleep(POLL_INTERVAL);
+        }
+    };
+    let busy = UnixListener::bind(&machines).unwrap();
+    // A process to which another one has handed over leaves all to that.
+    assert_eq!(prepare(false).unwrap_err().errno, Errno::EADDRINUSE);
+    let begun = prepare(true).unwrap();
+    rig.front_ends.begin(disk, begun).unwrap();
+    UnixStream::connect(&nbd).unwrap();
+    assert!(!rig.front_ends.has_lost_all(name));
+    // It is free in time.
+    thread::scope(|threads| {
+        threads.spawn(move || {
+            thread::sleep(POLL_INTERVAL);
+            drop(busy);
+        });
+        regain(FINISH_PATIENCE);
+    });
+    UnixStream::connect(&machines).unwrap();
+    let all = rig.front_ends.hand_over(name, FINISH_PATIENCE, &mut || {}).unwrap();
+
+    // It is not.
+    let _busy = UnixListener::bind(&machines).unwrap();
+    let begun = rig.front_ends.prepare(disk, &config, all, true).unwrap();
+    rig.front_ends.begin(disk, begun).unwrap();
+    regain(POLL_INTERVAL);
+    UnixStream::connect(&nbd).unwrap();
+    let mut unserved = rig.front_ends.finish();
+    rig.front_ends.close(&mut unserved);
+    let place = machines.display();
+    let line = format!(
+        "{name}: not taken back: vhost-user {place}: cannot listen on {place}: \
+         Address already in use (os error 98)"
+    );
+    assert_eq!(unserved.lines, [line]);
+    assert!(unserved.outcome().is_err());
+}
+
+#[test]
+fn a_disk_of_which_nothing_could_be_taken_back_is_of_no_use() {
+    let rig = Rig::new(7, 1);
+    let (disk, name) = (&rig.disks[0], rig.disks[0].local_name());
+    let nbd = rig.folder.join("nbd");
+    let _busy = UnixListener::bind(&nbd).unwrap();
+    let config = FrontEndConfig { nbd: Some(nbd.clone()), ..FrontEndConfig::default() };
+    let begun = rig.front_ends.prepare(disk, &config, HandedFrontEnds::default(), true).unwrap();
+    rig.front_ends.begin(disk, begun).unwrap();
+    // Who has the socket keeps it.
+    UnixStream::connect(&nbd).unwrap();
+    rig.front_ends.regain(disk, FINISH_PATIENCE);
+    assert!(rig.front_ends.has_lost_all(name), "nothing of it is tried again");
 }
