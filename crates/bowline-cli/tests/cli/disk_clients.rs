@@ -36,6 +36,7 @@ pub(crate) struct Nbd(pub(crate) UnixStream);
 
 pub(crate) const READ: u16 = 0;
 pub(crate) const WRITE: u16 = 1;
+const FLUSH: u16 = 3;
 
 pub(crate) fn header(command: u16, cookie: u64, offset: u64, len: usize) -> Vec<u8> {
     let mut out = 0x2560_9513_u32.to_be_bytes().to_vec();
@@ -86,40 +87,33 @@ impl Nbd {
 
     /// Writes as [`write_until`](Self::write_until), but connects again when the connection ends,
     /// and sends again what was not answered.
-    pub(crate) fn write_and_reconnect(place: &Path, shared: &Shared) -> Written {
-        let (mut written, mut flying) = (BTreeMap::new(), BTreeMap::new());
-        let (mut next, mut longest, mut last) = (0, Duration::ZERO, Instant::now());
+    pub(crate) fn write_and_reconnect(place: &Path, writer: u64, shared: &Shared) -> Written {
+        let mut requests = Requests::new(writer, shared);
         loop {
-            assert!(last.elapsed() < PATIENCE, "no connection");
+            assert!(requests.last.elapsed() < PATIENCE, "no connection");
             let Ok(mut nbd) = Self::connect(place) else {
                 thread::sleep(Duration::from_millis(5));
                 continue;
             };
-            if flying.iter().any(|(block, generation)| nbd.send(*block, *generation).is_err()) {
+            let mut flying = requests.flying.iter();
+            if flying.any(|(block, generation)| nbd.send(*block, *generation).is_err()) {
                 continue;
             }
             loop {
-                while flying.len() < DEPTH && !shared.stop.load(SeqCst) {
-                    let (block, generation) = (next % BLOCKS, 1 + next / BLOCKS);
-                    if flying.contains_key(&block) {
-                        // One request at a time for each block.
-                        break;
-                    }
-                    next += 1;
-                    flying.insert(block, generation);
-                    // The next answer tells, or does not come.
-                    let _ = nbd.send(block, generation);
-                }
-                if flying.is_empty() {
-                    return (written, longest);
+                // After an error there is no answer.
+                let _ = requests.send(&mut nbd);
+                if requests.flying.is_empty() {
+                    return (requests.written, requests.longest);
                 }
                 let Ok(block) = nbd.try_reply() else { break };
-                written.insert(block, flying.remove(&block).expect("a request of ours"));
-                longest = longest.max(last.elapsed());
-                last = Instant::now();
-                shared.answers.fetch_add(1, SeqCst);
+                requests.take(block);
             }
         }
+    }
+
+    pub(crate) fn flush(&mut self) {
+        self.0.write_all(&header(FLUSH, 1, 0, 0)).expect("asked");
+        assert_eq!(self.reply(), 1);
     }
 
     pub(crate) fn read(&mut self, block: u64) -> Vec<u8> {
@@ -134,28 +128,59 @@ impl Nbd {
     /// Writes all the time, `DEPTH` requests at once, until it is to stop; returns the generation
     /// of each block, and the longest time without an answer.
     pub(crate) fn write_until(&mut self, writer: u64, shared: &Shared) -> Written {
-        let (mut written, mut flying) = (BTreeMap::new(), BTreeMap::new());
-        let (mut next, mut longest, mut last) = (0, Duration::ZERO, Instant::now());
+        let mut requests = Requests::new(writer, shared);
         loop {
-            while flying.len() < DEPTH && !shared.stop.load(SeqCst) {
-                let (block, generation) = (writer * BLOCKS + next % BLOCKS, 1 + next / BLOCKS);
-                if flying.contains_key(&block) {
-                    // One request at a time for each block.
-                    break;
-                }
-                next += 1;
-                self.send(block, generation).expect("asked");
-                flying.insert(block, generation);
+            requests.send(self).expect("asked");
+            if requests.flying.is_empty() {
+                return (requests.written, requests.longest);
             }
-            if flying.is_empty() {
-                return (written, longest);
-            }
-            let block = self.reply();
-            written.insert(block, flying.remove(&block).expect("a request of ours"));
-            longest = longest.max(last.elapsed());
-            last = Instant::now();
-            shared.answers.fetch_add(1, SeqCst);
+            requests.take(self.reply());
         }
+    }
+}
+
+/// What a client of NBD writes.
+struct Requests<'a> {
+    writer: u64,
+    shared: &'a Shared,
+    /// Number of the next request.
+    next: u64,
+    /// Generation of each block that was sent and not answered.
+    flying: BTreeMap<u64, u64>,
+    written: BTreeMap<u64, u64>,
+    last: Instant,
+    longest: Duration,
+}
+
+impl<'a> Requests<'a> {
+    fn new(writer: u64, shared: &'a Shared) -> Self {
+        let (flying, written) = (BTreeMap::new(), BTreeMap::new());
+        let (last, longest) = (Instant::now(), Duration::ZERO);
+        Self { writer, shared, next: 0, flying, written, last, longest }
+    }
+
+    /// Sends as many as may be in flight, unless it is to stop.
+    fn send(&mut self, nbd: &mut Nbd) -> io::Result<()> {
+        while self.flying.len() < DEPTH && !self.shared.stop.load(SeqCst) {
+            let (block, generation) =
+                (self.writer * BLOCKS + self.next % BLOCKS, 1 + self.next / BLOCKS);
+            if self.flying.contains_key(&block) {
+                // One request at a time for each block.
+                break;
+            }
+            self.next += 1;
+            self.flying.insert(block, generation);
+            nbd.send(block, generation)?;
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, block: u64) {
+        let generation = self.flying.remove(&block).expect("a request of ours");
+        self.written.insert(block, generation);
+        self.longest = self.longest.max(self.last.elapsed());
+        self.last = Instant::now();
+        self.shared.answers.fetch_add(1, SeqCst);
     }
 }
 

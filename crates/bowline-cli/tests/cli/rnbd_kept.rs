@@ -2,9 +2,9 @@
 //! the next process resumes them, and programs notice a pause.
 
 use std::{
-    fs::{self, OpenOptions},
+    fs::{self, File, OpenOptions},
     os::unix::fs::FileExt,
-    path::Path,
+    path::{Path, PathBuf},
     process::Command,
     thread,
     time::{Duration, Instant},
@@ -19,32 +19,36 @@ use crate::disk_clients::{
 use crate::support::{Folder, Running, run, start_as};
 
 /// A service manager that starts `rnbd map`, and starts it again whenever it is killed.
-struct Keeper(Running);
+pub(crate) struct Keeper(pub(crate) Running);
 
 impl Keeper {
     fn start(folder: &Folder, host: u8, more: &[&str]) -> Self {
+        let path = format!("127.75.{host}.11@127.75.{host}.1");
+        let map = ["rnbd", "map", "disk0", "--from", "s1", "--path", &path];
+        Self::start_as(folder, &[&[env!("CARGO_BIN_EXE_bowline")], &map[..], more].concat())
+    }
+
+    /// Starts another command so.
+    pub(crate) fn start_as(folder: &Folder, command: &[&str]) -> Self {
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cli/keeper.py");
         let socket = folder.path().join("notify").display().to_string();
-        let path = format!("127.75.{host}.11@127.75.{host}.1");
-        let words = ["-B", script, &socket, env!("CARGO_BIN_EXE_bowline")];
-        let map = ["rnbd", "map", "disk0", "--from", "s1", "--path", &path];
-        Self(start_as("python3".as_ref(), folder, &[&words[..], &map, more].concat()))
+        Self(start_as("python3".as_ref(), folder, &[&["-B", script, &socket], command].concat()))
     }
 
     /// As [`with_fuse`].
-    fn with_fuse(self, line: &str) -> Option<Self> {
+    pub(crate) fn with_fuse(self, line: &str) -> Option<Self> {
         with_fuse(self.0, line).map(Self)
     }
 
     /// Waits until the process runs, and returns its number.
-    fn started(&mut self) -> u32 {
+    pub(crate) fn started(&mut self) -> u32 {
         self.0.expect("started ");
         let line = self.0.said().lines().last().expect("a line");
         line.strip_prefix("started ").and_then(|id| id.parse().ok()).expect("a number")
     }
 }
 
-fn kill(process: u32) {
+pub(crate) fn kill(process: u32) {
     let killed = Command::new("kill").args(["-KILL", &process.to_string()]).status();
     assert!(killed.expect("kill runs").success());
 }
@@ -72,7 +76,7 @@ fn a_file_stays_open_when_its_process_is_killed() {
         // The same blocks again and again: what is written late would be seen.
         let write = |writer| move || write_file(file, writer, 4, false, shared);
         let mut writers: Vec<_> = (1..=WRITERS).map(|writer| scope.spawn(write(writer))).collect();
-        writers.push(scope.spawn(|| Nbd::write_and_reconnect(place, shared)));
+        writers.push(scope.spawn(|| Nbd::write_and_reconnect(place, 0, shared)));
         for round in 0..4 {
             shared.advance();
             if round == 3 {
@@ -157,10 +161,8 @@ fn what_was_kept_of_another_disk_is_given_up() {
         "exec \"$0\" rnbd map disk0 --from s1 --path 127.75.31.11@127.75.31.1 --nbd \"$(cat {})\"",
         file.display()
     );
-    let keeper = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cli/keeper.py");
-    let socket = folder.path().join("notify").display().to_string();
-    let words = ["-B", keeper, &socket, "sh", "-c", &script, env!("CARGO_BIN_EXE_bowline")];
-    let mut keeper = Keeper(start_as("python3".as_ref(), &folder, &words));
+    let words = ["sh", "-c", &script, env!("CARGO_BIN_EXE_bowline")];
+    let mut keeper = Keeper::start_as(&folder, &words);
     let process = keeper.started();
     keeper.0.expect("stored bowline-disk").expect("ready");
     fs::write(&file, other.to_str().expect("a plain path")).expect("written");
@@ -201,29 +203,65 @@ fn what_cannot_be_resumed_is_mounted_again() {
     end(server);
 }
 
+/// Waits until the state that is kept of a disk says whether all that was answered is durable.
+fn until_noted(process: u32, byte: u8) {
+    let begun = Instant::now();
+    while noted(process) != byte {
+        assert!(begun.elapsed() < PATIENCE, "{byte} is never noted");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn noted(process: u32) -> u8 {
+    let open = fs::read_dir(format!("/proc/{process}/fd")).expect("it runs").flatten();
+    let is_state = |path: &PathBuf| {
+        let target = fs::read_link(path).unwrap_or_default();
+        target.to_string_lossy().starts_with("/memfd:bowline-disk")
+    };
+    let state = open.map(|entry| entry.path()).find(is_state).expect("a state");
+    let mut byte = [0];
+    // Behind the number of opens.
+    File::open(state).and_then(|file| file.read_exact_at(&mut byte, 8)).expect("read");
+    byte[0]
+}
+
 /// A server that is away when the process starts again: users wait, and the manager learns of it.
+/// What may be lost by that is said, and no more.
 #[test]
 fn a_process_that_was_killed_waits_for_its_server_and_can_be_stopped() {
     // tests [NB-72]
-    let folder = Folder::new();
-    let (server, _) = export(&folder, 32, &[]);
-    let place = folder.path().join("nbd.sock");
-    let doors = ["--nbd", place.to_str().expect("a plain path")];
-    let mut keeper = Keeper::start(&folder, 32, &doors);
-    let process = keeper.started();
-    keeper.0.expect("stored bowline-disk").expect("ready");
-    end(server);
-    kill(process);
-    keeper.started();
-    keeper.0.until_logged("resuming what an earlier process");
-    assert!(place.exists());
-    keeper.0.signal("-TERM");
-    let begun = Instant::now();
-    let done = keeper.0.finish().exits(1);
-    assert!(begun.elapsed() < PATIENCE, "{done:?}");
-    assert!(done.err.contains("may not be durable"), "{done:?}");
-    assert!(done.out.ends_with("ended 1, has 0\n"), "{done:?}");
-    assert!(!place.exists());
+    for (host, writes, flushes) in [(32, false, false), (35, true, true), (36, true, false)] {
+        let folder = Folder::new();
+        let (server, _) = export(&folder, host, &[]);
+        let place = folder.path().join("nbd.sock");
+        let doors = ["--nbd", place.to_str().expect("a plain path")];
+        let mut keeper = Keeper::start(&folder, host, &doors);
+        let process = keeper.started();
+        keeper.0.expect("stored bowline-disk").expect("ready");
+        until_noted(process, b' ');
+        let mut nbd = Nbd::connect(&place).expect("connected");
+        if writes {
+            nbd.send(3, 3).expect("asked");
+            assert_eq!(nbd.reply(), 3);
+            assert_eq!(noted(process), b'\n', "before the answer");
+        }
+        if flushes {
+            nbd.flush();
+            until_noted(process, b' ');
+        }
+        end(server);
+        kill(process);
+        keeper.started();
+        keeper.0.until_logged("resuming what an earlier process");
+        assert!(place.exists());
+        keeper.0.signal("-TERM");
+        let begun = Instant::now();
+        let done = keeper.0.finish().exits(1);
+        assert!(begun.elapsed() < PATIENCE, "{done:?}");
+        assert_eq!(done.err.contains("may not be durable"), writes && !flushes, "{done:?}");
+        assert!(done.out.ends_with("ended 1, has 0\n"), "{done:?}");
+        assert!(!place.exists());
+    }
 }
 
 /// Starts a process that resumes an NBD server, and a block device of which there is a record only.
@@ -262,8 +300,8 @@ fn a_block_device_that_is_not_resumed_ends_with_its_record() {
     };
     // The server is away until it is stopped.
     left();
-    let process = resumed(&folder, 43, &place);
-    process.until_it_heeds(15);
+    let mut process = resumed(&folder, 43, &place);
+    process.expect("resuming what an earlier process");
     assert!(record.exists());
     process.signal("-TERM");
     process.finish().exits(1);

@@ -115,6 +115,37 @@ fn a_file_stays_open_when_its_process_is_replaced() {
     end(server);
 }
 
+/// The next process says at its end what of the former one's writes may be lost, and no more.
+#[test]
+fn what_was_not_flushed_is_known_to_the_next_process() {
+    // tests [NB-70] [NB-73]
+    for (host, writes, flushes) in [(50, false, false), (51, true, true), (52, true, false)] {
+        let folder = Folder::new();
+        let (server, _) = export(&folder, host, &[]);
+        let place = folder.path().join("nbd.sock");
+        let doors = ["--nbd", place.to_str().expect("a plain path")];
+        let mut client = map(&folder, host, &doors);
+        client.expect("mapped disk0 ");
+        let mut nbd = Nbd::connect(&place).expect("connected");
+        if writes {
+            nbd.send(3, 3).expect("asked");
+            assert_eq!(nbd.reply(), 3);
+        }
+        if flushes {
+            nbd.flush();
+        }
+        replace(&folder, host, &doors, &mut client);
+        nbd.read(3);
+        server.signal("-KILL");
+        client.expect("rnbd0 offline");
+        client.signal("-TERM");
+        let is_lost = writes && !flushes;
+        let done = client.finish().exits(is_lost.into());
+        let line = "rnbd0: what was written was not made durable: its server is not connected";
+        assert_eq!(done.err.contains(line), is_lost, "{done:?}");
+    }
+}
+
 #[test]
 fn requests_wait_while_a_server_is_replaced() {
     // tests [NB-71]
@@ -212,7 +243,7 @@ fn clients_of_nbd_come_back_to_a_process_that_was_killed() {
         let stop = Stop(&shared);
         let writer = scope.spawn(|| {
             let _stop = Stop(&shared);
-            Nbd::write_and_reconnect(&place, &shared)
+            Nbd::write_and_reconnect(&place, 0, &shared)
         });
         for _ in 0..3 {
             shared.advance();

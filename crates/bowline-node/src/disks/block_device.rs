@@ -152,8 +152,8 @@ pub(super) struct DiskBlockDevice {
     /// Present until the end.
     ublk: Option<Ublk>,
     record: Option<Record>,
-    /// Another process had it.
-    is_inherited: bool,
+    /// A process that was killed has left it.
+    is_orphan: bool,
     /// It is left to another process at the end. Relaxed: nothing else depends on it.
     is_left: AtomicBool,
 }
@@ -178,7 +178,12 @@ impl DiskBlockDevice {
         };
         if let Some((device, record)) = found {
             match ublk::resume(Arc::clone(disk), UblkOptions::default(), &device) {
-                Ok(ublk) => return Ok(Self::of(ublk, Some(record), true)),
+                Ok(ublk) => {
+                    let is_left = AtomicBool::new(true);
+                    let is_orphan = handed.is_none();
+                    let (ublk, record) = (Some(ublk), Some(record));
+                    return Ok(Self { ublk, record, is_orphan, is_left });
+                }
                 // The system was started again, or somebody has removed it.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => record.remove(),
                 // A process that still runs keeps its own.
@@ -207,11 +212,11 @@ impl DiskBlockDevice {
         let options = UblkOptions::default();
         let made = ublk::attach_recoverable(Arc::clone(disk), options, random_u64(), keep);
         match (made, unrecorded) {
-            (Ok(ublk), _) => Ok(Self::of(ublk, record, false)),
+            (Ok(ublk), _) => Ok(Self::new(ublk, record)),
             (Err(_), Some(why)) => {
                 note!("{}: {why}: the block device ends with this process", folder.display());
                 let ublk = ublk::attach(Arc::clone(disk), options)?;
-                Ok(Self::of(ublk, None, false))
+                Ok(Self::new(ublk, None))
             }
             (Err(error), None) => {
                 record.into_iter().for_each(Record::remove);
@@ -230,8 +235,8 @@ impl DiskBlockDevice {
         end(&bowline_ctl::folder(), origin, device, ublk::remove)
     }
 
-    fn of(ublk: Ublk, record: Option<Record>, is_inherited: bool) -> Self {
-        Self { ublk: Some(ublk), record, is_inherited, is_left: AtomicBool::new(is_inherited) }
+    fn new(ublk: Ublk, record: Option<Record>) -> Self {
+        Self { ublk: Some(ublk), record, is_orphan: false, is_left: AtomicBool::new(false) }
     }
 
     fn ublk(&self) -> &Ublk {
@@ -243,9 +248,9 @@ impl DiskBlockDevice {
         self.ublk().path()
     }
 
-    /// Tells whether another process had it, and may have written to the disk.
-    pub(super) const fn is_inherited(&self) -> bool {
-        self.is_inherited
+    /// Tells whether a process that was killed has left it, and may have written to the disk.
+    pub(super) const fn is_orphan(&self) -> bool {
+        self.is_orphan
     }
 
     /// Has the device removed at the end.
@@ -383,7 +388,7 @@ mod tests {
             })
             .map_err(|error| error.kind())
         };
-        assert_eq!(end_as(None), Ok(()), "there is none");
+        assert_eq!(end_as(None), Ok(()), "nothing to end");
         // Another process has it.
         let served = Record::write(&folder, device, &disk).unwrap();
         assert_eq!(end_as(None), Err(io::ErrorKind::ResourceBusy));

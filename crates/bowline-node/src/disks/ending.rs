@@ -134,7 +134,7 @@ fn holders(proc: &Path, files: &[&Path]) -> BTreeSet<(u32, usize)> {
 }
 
 /// Returns what is known of a disk if changes of it were answered that no flush has made durable;
-/// with `is_inherited`, a process before this one may have made some.
+/// with `is_inherited`, a process before this one has made some.
 fn unflushed_info(disk: &Disk, is_inherited: bool) -> Option<DevInfo> {
     let limits = disk.limits();
     let info = disk.info().filter(|_| limits.write_cache)?;
@@ -142,9 +142,20 @@ fn unflushed_info(disk: &Disk, is_inherited: bool) -> Option<DevInfo> {
     (info.is_unflushed || may_be).then_some(info)
 }
 
+/// Tells whether changes of a disk were answered that no flush has made durable.
+pub(super) fn is_unflushed(disk: &Disk, is_inherited: bool) -> bool {
+    unflushed_info(disk, is_inherited).is_some()
+}
+
+/// Tells whether all changes that a disk was ever given have ended, and are durable.
+pub(super) fn is_durable(disk: &Disk, is_inherited: bool) -> bool {
+    disk.info().is_some_and(|info| info.in_flight == 0 && info.waiting == 0)
+        && !is_unflushed(disk, is_inherited)
+}
+
 /// Returns a line for each disk of which something may be lost if the process ends now.
-pub(super) fn unflushed(disks: &[Arc<Disk>], is_inherited: bool) -> Vec<String> {
-    let all = disks.iter().filter(|disk| unflushed_info(disk, is_inherited).is_some());
+pub(super) fn unflushed(disks: &[Arc<Disk>], is_inherited: impl Fn(&Disk) -> bool) -> Vec<String> {
+    let all = disks.iter().filter(|disk| is_unflushed(disk, is_inherited(disk)));
     let line = |disk: &Arc<Disk>| {
         let name = disk.local_name();
         format!("{name}: what was written was not made durable: a second signal cut off the flush")
@@ -246,13 +257,13 @@ impl Unserved {
         self.lines.extend(other.lines);
     }
 
-    /// Makes durable what was written to these disks, if the server answers in time; with
-    /// `is_inherited` a process before this one may have written.
-    pub(super) fn flush(&mut self, disks: &[Arc<Disk>], is_inherited: bool) {
+    /// Makes durable what was written to these disks, if the server answers in time;
+    /// `is_inherited` returns whether a process before this one has written to a disk.
+    pub(super) fn flush(&mut self, disks: &[Arc<Disk>], is_inherited: impl Fn(&Disk) -> bool) {
         let (sender, ended) = mpsc::channel();
         let mut pending: Vec<String> = Vec::new();
         for disk in disks {
-            let Some(info) = unflushed_info(disk, is_inherited) else { continue };
+            let Some(info) = unflushed_info(disk, is_inherited(disk)) else { continue };
             let name = disk.local_name();
             if info.state != State::Open {
                 let line = format!(

@@ -1,7 +1,9 @@
 //! Front ends of mapped disks, for software that knows nothing of RNBD.
 
+mod regaining;
+
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     ffi::OsString,
     fmt, io,
     os::{fd::OwnedFd, unix::net::UnixListener},
@@ -27,9 +29,12 @@ use super::{
     HandedFrontEnds, Trouble,
     block_device::{DiskBlockDevice, DiskOrigin},
     client::ClientObjects,
-    ending::{CLOSE_PATIENCE, FINISH_PATIENCE, Unserved, Users, unflushed},
+    ending::{
+        CLOSE_PATIENCE, FINISH_PATIENCE, Unserved, Users, is_durable, is_unflushed, unflushed,
+    },
     kept,
     mapping::MapConfig,
+    noted::NotedDisk,
     opening::{Lost, Missing, Opener, PreparedFrontEnds},
     replace::Service,
 };
@@ -44,8 +49,6 @@ const OPEN_TIMEOUT: Duration = Duration::from_secs(6);
 const REMEMBERED_MAX: usize = 1024;
 /// How often it is checked whether front ends have paused.
 const PAUSE_POLL: Duration = Duration::from_millis(1);
-/// How often it is tried to take back what could not be at first.
-const REGAIN_POLL: Duration = Duration::from_millis(50);
 /// How often the state is checked meanwhile.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
@@ -137,6 +140,8 @@ pub(super) struct FrontEnds {
     pub(super) vhost_user: Option<VhostUserServer>,
     /// A service manager keeps them, together with this state of theirs.
     pub(super) kept: Option<Arc<OwnedFd>>,
+    /// The disk, if what it is asked to change is noted for the next process.
+    pub(super) noted: Option<Arc<NotedDisk>>,
     /// Those that could not be taken back.
     pub(super) missing: Vec<Missing>,
 }
@@ -197,7 +202,7 @@ impl FrontEnds {
         });
         let nbd = self.nbd.map(NbdServer::hand_over);
         let fuse = self.fuse.map(Mount::hand_over);
-        HandedFrontEnds { nbd, fuse, ublk, kept: self.kept }
+        HandedFrontEnds { nbd, fuse, ublk, kept: self.kept, is_unflushed: None }
     }
 
     /// Lets go of users that outlive this process: requests that fail from now on are no errors of
@@ -279,7 +284,7 @@ impl FrontState {
 }
 
 /// Identity of a disk, independent of its local name: its session, and its name on the server.
-#[derive(Clone, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
 struct DiskKey {
     session: String,
     device: String,
@@ -322,8 +327,9 @@ struct State {
     commands: usize,
     /// There was such a command.
     is_changed: bool,
-    /// Disks may have been written to by another process that had their front ends.
-    is_inherited: bool,
+    /// Disks that another process had before, which may have answered changes of them that no
+    /// flush had made durable.
+    inherited: BTreeSet<DiskKey>,
     /// All disks are unmapped for good.
     closed: bool,
     /// Number of disks whose missing front ends are tried again.
@@ -445,8 +451,8 @@ impl DiskFrontEnds {
     /// What is dropped before that is left to whoever has copies of it.
     ///
     /// With `takes_back` it was this process that has handed them over, or one before it that was
-    /// killed. Then one that cannot be opened stops no other: it is told of, and tried again by
-    /// [`regain`](Self::regain).
+    /// killed. Then a failure of one stops no other: it is reported, and [`regain`](Self::regain)
+    /// tries again.
     pub fn prepare(
         &self,
         disk: &Arc<Disk>,
@@ -455,31 +461,46 @@ impl DiskFrontEnds {
         takes_back: bool,
     ) -> Result<PreparedFrontEnds, Trouble> {
         let name = disk.local_name();
-        self.begin_opening(name, handed.is_any())?;
-        let opened = self.opener(disk, takes_back).open(front_ends, handed);
+        let is_said = handed.is_unflushed.is_some();
+        self.begin_opening(disk, handed.may_be_unflushed())?;
+        let kept = handed.kept.as_ref();
+        let is_noted = self.are_kept || kept.is_some();
+        let noted = is_noted.then(|| NotedDisk::new(disk, kept));
+        let opened = self.opener(disk, noted, takes_back).open(front_ends, handed);
         let prepared = opened.inspect_err(|_| self.lock().end_opening(name))?;
+        if !is_said && prepared.front_ends.ublk.as_ref().is_some_and(DiskBlockDevice::is_orphan) {
+            self.lock().inherited.insert(DiskKey::of(disk));
+        }
         prepared.front_ends.missing.iter().for_each(|missing| note!("{name}: {missing}"));
         Ok(prepared)
     }
 
-    fn opener<'a>(&'a self, disk: &'a Arc<Disk>, takes_back: bool) -> Opener<'a> {
+    fn opener<'a>(
+        &'a self,
+        disk: &'a Arc<Disk>,
+        noted: Option<Arc<NotedDisk>>,
+        takes_back: bool,
+    ) -> Opener<'a> {
         let (are_kept, notices) = (self.are_kept, &self.notices);
-        Opener { disk, origin: self.origin(disk), are_kept, takes_back, notices }
+        Opener { disk, noted, origin: self.origin(disk), are_kept, takes_back, notices }
     }
 
     /// Notes that front ends of a disk are being opened; with `is_inherited`, a process before this
-    /// one had them.
-    pub(super) fn begin_opening(&self, disk: &str, is_inherited: bool) -> Result<(), Trouble> {
+    /// one has left changes that are not durable.
+    pub(super) fn begin_opening(&self, disk: &Disk, is_inherited: bool) -> Result<(), Trouble> {
         let mut state = self.lock();
         if state.closed {
             return Err(unmapping());
         }
-        state.is_inherited |= is_inherited;
+        if is_inherited {
+            state.inherited.insert(DiskKey::of(disk));
+        }
+        let name = disk.local_name();
         if let Some(FrontState::Closing) =
-            state.front_states.insert(disk.to_owned(), FrontState::Opening)
+            state.front_states.insert(name.to_owned(), FrontState::Opening)
         {
             // The unmap of the last disk of this name has not ended yet.
-            self.notify(disk, DiskNotice::Unmapped);
+            self.notify(name, DiskNotice::Unmapped);
         }
         Ok(())
     }
@@ -500,13 +521,13 @@ impl DiskFrontEnds {
         let front =
             state.front_states.get_mut(name).filter(|front| matches!(front, FrontState::Opening));
         let Some(front) = front.filter(|_| !is_closed) else {
-            let is_inherited = state.is_inherited;
+            let is_inherited = state.inherited.contains(&DiskKey::of(disk));
             drop(state);
             let machines = front_ends.vhost_user.iter().map(|_| name.to_owned()).collect();
             // Clients may have come to its socket, and written.
             drop(front_ends);
             let mut unserved = Unserved::with_machines(machines);
-            unserved.flush(&[Arc::clone(disk)], is_inherited);
+            unserved.flush(&[Arc::clone(disk)], |_| is_inherited);
             let mut state = self.lock();
             state.unserved.append(unserved);
             state.end_opening(name);
@@ -515,7 +536,6 @@ impl DiskFrontEnds {
         front_ends.unpause();
         // Now this process has it: it is removed at the end.
         front_ends.ublk.iter().for_each(DiskBlockDevice::own);
-        let is_inherited = front_ends.ublk.as_ref().is_some_and(DiskBlockDevice::is_inherited);
         *front = FrontState::Open(Box::new(front_ends));
         // With the lock held, so that it is the first notice of the disk.
         let (device, bytes) = (disk.name().to_owned(), disk.limits().bytes);
@@ -525,95 +545,7 @@ impl DiskFrontEnds {
             // The receiver is gone when the process ends.
             let _ = notices.send((local_name.clone(), DiskNotice::Changed(event)));
         }));
-        state.is_inherited |= is_inherited;
         Ok(())
-    }
-
-    /// Tries for a while, in a thread of its own, to open front ends that could not be taken back
-    /// when the others were: the process that was to continue with them may end only then.
-    pub fn regain(self: &Arc<Self>, disk: &Arc<Disk>, within: Duration) {
-        let mut state = self.lock();
-        let front = state.front_states.get(disk.local_name());
-        let is_any = |front_ends: &FrontEnds| {
-            front_ends.missing.iter().any(|missing| !matches!(missing.what, Lost::ForGood))
-        };
-        if !matches!(front, Some(FrontState::Open(front_ends)) if is_any(front_ends)) {
-            return;
-        }
-        state.regaining += 1;
-        drop(state);
-        note!("{}: what is not taken back is tried again for {within:?}", disk.local_name());
-        let (disks, disk) = (Arc::clone(self), Arc::clone(disk));
-        let regain = move || {
-            let end = Instant::now() + within;
-            while disks.regain_once(&disk) && Instant::now() < end {
-                thread::sleep(REGAIN_POLL);
-            }
-            disks.lock().regaining -= 1;
-        };
-        if let Err(error) = thread::Builder::new().name("regain".to_owned()).spawn(regain) {
-            note!("what is not taken back is not tried again: {error}");
-            self.lock().regaining -= 1;
-        }
-    }
-
-    /// Tries once to open what is missing of a disk's front ends. Returns true if that is worth
-    /// another attempt.
-    fn regain_once(&self, disk: &Arc<Disk>) -> bool {
-        let name = disk.local_name();
-        let missing = self.lock().open_of(name).map(|front_ends| front_ends.missing.clone());
-        let opener = self.opener(disk, true);
-        let mut is_left = false;
-        for Missing { what, place, .. } in missing.into_iter().flatten() {
-            let (ublk, vhost_user) = match &what {
-                Lost::ForGood => continue,
-                Lost::Ublk(origin, device) => (opener.ublk(origin, *device).map(Some), Ok(None)),
-                Lost::VhostUser(path) => (Ok(None), opener.vhost_user(path).map(Some)),
-            };
-            let mut state = self.lock();
-            // It may have been closed meanwhile, and the end waits for this thread.
-            let Some(front_ends) = state.open_of(name) else {
-                drop(state);
-                ublk.into_iter().flatten().for_each(|device| device.own());
-                return false;
-            };
-            let Some(at) = front_ends.missing.iter().position(|missing| missing.place == place)
-            else {
-                continue;
-            };
-            match (ublk, vhost_user) {
-                (Err(why), _) | (_, Err(why)) => {
-                    front_ends.missing[at].why = why;
-                    is_left = true;
-                }
-                (Ok(ublk), Ok(vhost_user)) => {
-                    ublk.iter().for_each(DiskBlockDevice::unpause);
-                    ublk.iter().for_each(DiskBlockDevice::own);
-                    // It may be another one, if the former was removed.
-                    let path =
-                        ublk.as_ref().map(|device| format!("ublk {}", device.path().display()));
-                    note!("{name}: taken back: {}", path.as_ref().unwrap_or(&place));
-                    front_ends.ublk = front_ends.ublk.take().or(ublk);
-                    front_ends.vhost_user = front_ends.vhost_user.take().or(vhost_user);
-                    front_ends.missing.remove(at);
-                }
-            }
-        }
-        is_left
-    }
-
-    /// Tells whether a disk had front ends, none of which could be taken back.
-    pub fn has_lost_all(&self, disk: &str) -> bool {
-        let mut state = self.lock();
-        state.regaining == 0
-            && state.open_of(disk).is_some_and(|front_ends| {
-                let FrontEnds { nbd, fuse, ublk, vhost_user, kept: _, missing } = front_ends;
-                !missing.is_empty()
-                    && nbd.is_none()
-                    && fuse.is_none()
-                    && ublk.is_none()
-                    && vhost_user.is_none()
-            })
     }
 
     /// Returns where a disk comes from.
@@ -672,7 +604,26 @@ impl DiskFrontEnds {
         let front_ends = std::mem::take(front_ends);
         state.front_states.remove(disk);
         drop(state);
-        Ok(front_ends.hand_over())
+        let mut handed = front_ends.hand_over();
+        if let Some(disk) = self.client.disk(disk) {
+            // Only now, since machines were served up to here.
+            handed.is_unflushed = Some(is_unflushed(&disk, self.is_inherited(&disk)));
+        }
+        Ok(handed)
+    }
+
+    /// Tells whether a process before this one has left changes of a disk that are not durable.
+    fn is_inherited(&self, disk: &Disk) -> bool {
+        self.lock().inherited.contains(&DiskKey::of(disk))
+    }
+
+    /// Notes for the next process, should this one be killed, that all changes of a disk are
+    /// durable, if they are. To be called again and again: with requests in flight it is not known.
+    pub fn note_durable(&self, disk: &str) {
+        let noted = self.lock().open_of(disk).and_then(|front_ends| front_ends.noted.clone());
+        let Some((noted, disk)) = noted.zip(self.client.disk(disk)) else { return };
+        let is_inherited = self.is_inherited(&disk);
+        noted.withdraw_if(|| is_durable(&disk, is_inherited));
     }
 
     /// Leaves copies of the front ends of a disk with a service manager, unless it has them: those
@@ -699,6 +650,7 @@ impl DiskFrontEnds {
         fuse.iter().for_each(|mount| mount.keep_opens(Arc::clone(&kept)));
         let nbd = nbd.map(|server| Arc::clone(server.listener()));
         let fuse = fuse.map(|mount| Arc::clone(mount.kernel()));
+        front_ends.noted.iter().for_each(|noted| noted.note_in(&kept));
         front_ends.kept = Some(Arc::clone(&kept));
         drop(state);
         kept::store(supervisor, &kept, nbd.as_deref(), fuse.as_deref())
@@ -814,10 +766,9 @@ impl DiskFrontEnds {
     pub fn close(&self, unserved: &mut Unserved) {
         self.close_all(unserved);
         let mut state = self.lock();
-        let is_inherited = state.is_inherited;
         unserved.append(std::mem::take(&mut state.unserved));
         drop(state);
-        unserved.flush(&self.client.disks(), is_inherited);
+        unserved.flush(&self.client.disks(), |disk| self.is_inherited(disk));
         self.client.close();
     }
 
@@ -832,8 +783,7 @@ impl DiskFrontEnds {
 
     /// Returns a line for each disk of which something may be lost if the process ends now.
     pub fn unflushed(&self) -> Vec<String> {
-        let is_inherited = self.lock().is_inherited;
-        unflushed(&self.client.disks(), is_inherited)
+        unflushed(&self.client.disks(), |disk| self.is_inherited(disk))
     }
 
     /// Closes all front ends, at the same time: each may wait for the kernel or for its users.

@@ -25,12 +25,21 @@ pub struct HandedFrontEnds {
     pub kept: Option<Arc<OwnedFd>>,
     /// The block device.
     pub ublk: Option<ublk::DeviceId>,
+    /// Changes of the disk were answered that no flush has made durable: the next process has to
+    /// flush them at its end. `None` if the former process did not say.
+    pub is_unflushed: Option<bool>,
 }
 
 impl HandedFrontEnds {
     /// Tells whether there are any.
     pub const fn is_any(&self) -> bool {
         self.nbd.is_some() || self.fuse.is_some() || self.ublk.is_some()
+    }
+
+    /// Tells whether changes may have been answered that are not durable.
+    pub fn may_be_unflushed(&self) -> bool {
+        // Machines flush by themselves what they have written.
+        self.is_unflushed.unwrap_or(self.is_any())
     }
 }
 
@@ -43,6 +52,9 @@ struct Contents {
     fuse: Option<Mounted>,
     is_kept: bool,
     ublk: Option<Device>,
+    /// Versions of before do not say it.
+    #[serde(default)]
+    is_unflushed: Option<bool>,
 }
 
 /// The block device.
@@ -91,7 +103,8 @@ impl HandedFrontEnds {
         let mut parcel = Packed::default();
         let ublk = self.ublk.map(|device| Device { id: device.id, tag: device.tag });
         let is_kept = self.kept.is_some();
-        let mut contents = Contents { nbd: None, fuse: None, is_kept, ublk };
+        let is_unflushed = self.is_unflushed;
+        let mut contents = Contents { nbd: None, fuse: None, is_kept, ublk, is_unflushed };
         if let Some(nbd) = &self.nbd {
             parcel.descriptors.push(nbd.listener.as_fd());
             for client in &nbd.clients {
@@ -132,7 +145,7 @@ impl HandedFrontEnds {
             rest = others;
             Ok(first.to_vec())
         };
-        let mut handed = Self::default();
+        let mut handed = Self { is_unflushed: contents.is_unflushed, ..Self::default() };
         if let Some(clients) = contents.nbd {
             let listener = Arc::new(UnixListener::from(next()?));
             let clients = clients.into_iter().map(|client| {

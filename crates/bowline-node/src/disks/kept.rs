@@ -2,8 +2,10 @@
 //! next process of the service resumes them.
 //!
 //! ```text
-//!   bowline-disk    a file in memory: how often the disk's file is open (8 bytes), then whose disk
-//!                   this is, as JSON
+//!   bowline-disk    a file in memory: how often the disk's file is open (8 bytes); a line feed if
+//!                   changes may have been answered that no flush has made durable, else a space;
+//!                   then whose disk this is, as JSON. To JSON both are white space: versions that
+//!                   know of no such byte take it for a part of the text, and have none before it
 //!   bowline-nbd     the socket at which the NBD server listens; clients connect again
 //!   bowline-fuse    the kernel's end of the mount, with all requests that are not answered
 //! ```
@@ -32,8 +34,11 @@ const STATE: &str = "bowline-disk";
 const NBD: &str = "bowline-nbd";
 const FUSE: &str = "bowline-fuse";
 
-/// Where the JSON begins, behind the number of opens.
+/// Where the JSON begins, with the byte before it, behind the number of opens.
 const TEXT_AT: u64 = 8;
+/// That byte, if all that was answered is durable, and if not.
+const DURABLE: u8 = b' ';
+const UNFLUSHED: u8 = b'\n';
 /// Most bytes of the JSON: a few paths and addresses.
 const TEXT_MAX: u64 = 1 << 20;
 
@@ -44,13 +49,30 @@ struct State {
     device: Option<u64>,
 }
 
-/// Makes the file in memory.
+/// Makes the file in memory, of a disk that may have changes which are not durable.
 pub(super) fn state_of(service: &Service, device: Option<u64>) -> io::Result<OwnedFd> {
     let file = File::from(memfd_create(STATE, MemfdFlags::CLOEXEC)?);
     let state = State { service: service.clone(), device };
     file.write_all_at(&0_u64.to_ne_bytes(), 0)?;
-    file.write_all_at(serde_json::to_string(&state)?.as_bytes(), TEXT_AT)?;
+    let mut text = vec![UNFLUSHED];
+    text.extend(serde_json::to_vec(&state)?);
+    file.write_all_at(&text, TEXT_AT)?;
     Ok(file.into())
+}
+
+/// Writes to the file whether changes may have been answered that are not durable.
+pub(super) fn note_unflushed(file: &OwnedFd, may_be: bool) {
+    let byte = if may_be { UNFLUSHED } else { DURABLE };
+    // The byte is there already, in memory: there is nothing that could fail.
+    let _ = rustix::io::pwrite(file, &[byte], TEXT_AT);
+}
+
+/// Tells what the file says of that.
+pub(super) fn may_be_unflushed(file: &OwnedFd) -> bool {
+    let mut byte = [UNFLUSHED];
+    // Without an answer nothing is known.
+    let _ = rustix::io::pread(file, &mut byte, TEXT_AT);
+    byte != [DURABLE]
 }
 
 fn read(file: &OwnedFd) -> io::Result<(usize, State)> {
@@ -138,8 +160,9 @@ pub fn resumed(stored: Vec<(String, OwnedFd)>, service: &Service) -> Option<Hand
     // What is opened again has to be stored again.
     let is_all =
         nbd.is_some() == front_ends.nbd.is_some() && fuse.is_some() == front_ends.fuse.is_some();
+    let is_unflushed = Some(may_be_unflushed(&state));
     let kept = is_all.then(|| Arc::new(state));
-    let handed = HandedFrontEnds { nbd, fuse, ublk: None, kept };
+    let handed = HandedFrontEnds { nbd, fuse, ublk: None, kept, is_unflushed };
     handed.is_any().then_some(handed)
 }
 
@@ -169,5 +192,22 @@ mod tests {
         assert!(resumed(stored(kept), &service("b")).is_none());
         let broken = memfd_create("broken", MemfdFlags::CLOEXEC).expect("a file");
         assert!(resumed(stored(broken), &service("a")).is_none());
+    }
+
+    #[test]
+    fn what_was_kept_says_whether_all_is_durable_also_to_other_versions() {
+        // tests [NB-72]
+        let kept = state_of(&service("a"), None).expect("a file");
+        let of = |kept: &OwnedFd| (may_be_unflushed(kept), read(kept).expect("read").1.service);
+        assert_eq!(of(&kept), (true, service("a")), "until more is known");
+        note_unflushed(&kept, false);
+        assert_eq!(of(&kept), (false, service("a")));
+        note_unflushed(&kept, true);
+        assert_eq!(of(&kept), (true, service("a")));
+        // A version that writes no such byte.
+        let file = File::from(memfd_create("former", MemfdFlags::CLOEXEC).expect("a file"));
+        let state = State { service: service("a"), device: None };
+        file.write_all_at(&serde_json::to_vec(&state).expect("JSON"), TEXT_AT).expect("written");
+        assert_eq!(of(&file.into()), (true, service("a")));
     }
 }

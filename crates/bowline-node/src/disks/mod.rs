@@ -19,6 +19,7 @@ mod host;
 pub mod kept;
 mod lost;
 mod mapping;
+mod noted;
 mod opening;
 mod paths;
 mod replace;

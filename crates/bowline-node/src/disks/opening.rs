@@ -1,5 +1,5 @@
-//! Opening the front ends of a disk: anew, as another process has handed them over, or as far as
-//! they can be taken back from one that was to continue and has not.
+//! Opening the front ends of a disk: new ones, those that another process has handed over, or what
+//! can be taken back from one that was to continue and has not.
 
 use std::{
     fmt,
@@ -23,6 +23,7 @@ use super::{
     FrontEndConfig, HandedFrontEnds, Trouble,
     block_device::{DiskBlockDevice, DiskOrigin},
     front_ends::{DiskNotice, FrontEnds},
+    noted::NotedDisk,
 };
 use crate::mount::no_mount;
 
@@ -70,10 +71,12 @@ pub(super) enum Lost {
 /// Opens front ends of a disk.
 pub(super) struct Opener<'a> {
     pub(super) disk: &'a Arc<Disk>,
+    /// Its changes are noted for the next process.
+    pub(super) noted: Option<Arc<NotedDisk>>,
     pub(super) origin: DiskOrigin,
     /// A service manager is to keep the front ends.
     pub(super) are_kept: bool,
-    /// What was handed over is this process's own: no other one goes on with it.
+    /// What was handed over is this process's own: no other one continues with it.
     pub(super) takes_back: bool,
     /// Receives why clients are disconnected.
     pub(super) notices: &'a Sender<(String, DiskNotice)>,
@@ -81,7 +84,7 @@ pub(super) struct Opener<'a> {
 
 impl Opener<'_> {
     /// Opens front ends; those that were handed over serve nobody yet. Of those that are taken back
-    /// one that cannot be opened is missing, and stops no other.
+    /// one that fails is missing, and stops no other.
     ///
     /// # Errors
     /// One of them cannot be opened.
@@ -91,10 +94,11 @@ impl Opener<'_> {
         handed: HandedFrontEnds,
     ) -> Result<PreparedFrontEnds, Trouble> {
         let name = self.disk.local_name();
-        let HandedFrontEnds { nbd, fuse, kept, ublk } = handed;
+        let HandedFrontEnds { nbd, fuse, kept, ublk, is_unflushed: _ } = handed;
         let listener = nbd.as_ref().map(|nbd| Arc::clone(&nbd.listener));
         let was_mounted = fuse.is_some();
-        let mut front_ends = FrontEnds { kept, ..FrontEnds::default() };
+        let noted = self.noted.clone();
+        let mut front_ends = FrontEnds { kept, noted, ..FrontEnds::default() };
         let mut places = vec![name.to_owned()];
         if let Some(path) = &options.nbd {
             let place = format!("nbd {}", path.display());
@@ -153,7 +157,7 @@ impl Opener<'_> {
         if nbd.is_some() || fuse.is_some() {
             // A service manager has to keep less.
             front_ends.kept = None;
-            // Nobody goes on with them, and no client is to wait for that. A mount that was not
+            // Nobody continues with them, and no client is to wait for that. A mount that was not
             // handed over is another process's.
             let fuse = fuse.filter(|_| was_mounted);
             FrontEndConfig { nbd, fuse, ..FrontEndConfig::default() }.clear(listener.as_deref());
@@ -177,7 +181,10 @@ impl Opener<'_> {
     }
 
     fn device(&self) -> Arc<dyn BlockDevice> {
-        Arc::<Disk>::clone(self.disk)
+        match &self.noted {
+            Some(noted) => Arc::<NotedDisk>::clone(noted),
+            None => Arc::<Disk>::clone(self.disk),
+        }
     }
 
     /// Returns what tells why clients are disconnected.

@@ -46,8 +46,8 @@ const HAND_OVER_WAIT: Duration = Duration::from_secs(5);
 /// How often a disk that was handed over, and taken back, is tried.
 const MAP_AGAIN: Duration = Duration::from_millis(500);
 /// How long front ends that could not be taken back at once are tried again: the process that was
-/// to continue with them closes all that it has within that time, if it runs, since it was told
-/// that it may not begin. What a process that hangs has is not free however long this one waits.
+/// to continue with them closes all that it has within that time, if it runs, since it knows that
+/// it may not begin. What a process that hangs has is not free however long this one waits.
 const REGAIN_TIME: Duration = ENDING_PATIENCE;
 /// How long a process that replaces another one may need beside mapping the disk.
 const READY_TIME: Duration = Duration::from_secs(10);
@@ -307,16 +307,19 @@ impl Mapped<'_> {
     fn serve_to_end(&self, inherited: Option<Inherited>) -> Outcome<Ended> {
         let Self { args, control, device, stop, wanted, supervisor, .. } = self;
         let is_taken_back = matches!(inherited, Some(Inherited { predecessor: None, .. }));
-        let of_before = inherited.as_ref().map(|inherited| &inherited.front_ends);
-        let nbd = of_before.and_then(|front_ends| front_ends.nbd.as_ref());
+        let former = inherited.as_ref().map(|inherited| &inherited.front_ends);
+        let nbd = former.and_then(|front_ends| front_ends.nbd.as_ref());
         let listener = nbd.map(|nbd| Arc::clone(&nbd.listener));
-        let ublk = of_before.and_then(|front_ends| front_ends.ublk);
+        let ublk = former.and_then(|front_ends| front_ends.ublk);
+        let may_be_unflushed = former.is_some_and(HandedFrontEnds::may_be_unflushed);
         let (client, disk, mut paths) = match self.map(inherited.as_ref()) {
             Err(failure) if is_taken_back => {
                 // Nobody continues with them.
                 self.service.end_front_ends(listener.as_deref(), ublk);
                 kept::forget(supervisor);
-                note!("what was written may not be durable: the server was not reached again");
+                if may_be_unflushed {
+                    note!("what was written may not be durable: the server was not reached again");
+                }
                 return Err(failure);
             }
             found => found?,
@@ -379,6 +382,7 @@ impl Mapped<'_> {
                 report_all(&notices);
                 paths.report(why);
                 failing.report(&client);
+                front_ends.note_durable(&name);
                 if is_kept && !front_ends.has(&name) {
                     kept::forget(supervisor);
                     is_kept = false;

@@ -24,9 +24,13 @@ use bowline_rnbd_driver::{
 use bowline_roce_driver::{SoftConfig, SoftDevice};
 use bowline_rtrs_driver::{Engine, EngineConfig, PORT};
 use bowline_testkit::skipped;
+use rustix::fs::{MemfdFlags, memfd_create};
 
 use super::*;
-use crate::disks::{DiskFrontEnds, FrontEndConfig, HandedFrontEnds, PreparedFrontEnds};
+use crate::disks::{
+    DiskFrontEnds, FrontEndConfig, HandedFrontEnds, Parcel, PreparedFrontEnds, kept,
+    noted::NotedDisk,
+};
 
 const BYTES: u64 = 1 << 20;
 
@@ -242,7 +246,7 @@ fn a_front_end_that_was_being_opened_at_the_end_is_refused_and_what_it_took_is_f
         let served = nbd::serve(device, &place, NbdOptions::default()).unwrap();
         FrontEnds { nbd: Some(served), ..FrontEnds::default() }
     };
-    rig.front_ends.begin_opening(disk.local_name(), false).unwrap();
+    rig.front_ends.begin_opening(disk, false).unwrap();
     let client = UnixStream::connect(&place).unwrap();
     rig.write(0);
     let mut unserved = rig.front_ends.finish();
@@ -260,7 +264,7 @@ fn what_a_front_end_that_is_refused_could_not_flush_is_reported() {
     let rig = Rig::new(4, 1);
     let disk = &rig.disks[0];
     *rig.stores[0].flush.lock().unwrap() = -5;
-    rig.front_ends.begin_opening(disk.local_name(), false).unwrap();
+    rig.front_ends.begin_opening(disk, false).unwrap();
     rig.write(0);
     let mut unserved = rig.front_ends.finish();
     rig.front_ends.begin(disk, prepared(FrontEnds::default())).unwrap_err();
@@ -290,7 +294,7 @@ fn what_is_not_flushed_yet_is_known_until_it_is() {
     assert_eq!(unserved.lines, [lost]);
 }
 
-/// Of a hand-over that has failed: what is busy by then is told of, and tried again for a while.
+/// Of a hand-over that has failed: what is busy by then is reported, and tried again for a while.
 #[test]
 fn what_cannot_be_taken_back_stops_nothing_else_and_is_named_at_the_end() {
     // tests [NB-70]
@@ -358,4 +362,86 @@ fn a_disk_of_which_nothing_could_be_taken_back_is_of_no_use() {
     UnixStream::connect(&nbd).unwrap();
     rig.front_ends.regain(disk, FINISH_PATIENCE);
     assert!(rig.front_ends.has_lost_all(name), "nothing of it is tried again");
+}
+
+/// A disk of machines, which hand nothing over but that.
+#[test]
+fn what_a_process_has_not_flushed_the_next_one_flushes() {
+    // tests [NB-70] [NB-73]
+    let serve = |rig: &Rig, handed: HandedFrontEnds| {
+        let (disk, machines) = (&rig.disks[0], rig.folder.join("machines"));
+        let config = FrontEndConfig { vhost_user: Some(machines), ..FrontEndConfig::default() };
+        let begun = rig.front_ends.prepare(disk, &config, handed, false).unwrap();
+        rig.front_ends.begin(disk, begun).unwrap();
+    };
+    let hand_over = |rig: &Rig| {
+        let name = rig.disks[0].local_name();
+        let handed = rig.front_ends.hand_over(name, FINISH_PATIENCE, &mut || {}).unwrap();
+        // As the next process gets it.
+        let state = handed.pack().unwrap().state;
+        HandedFrontEnds::unpack(Parcel { state, ..Parcel::default() }).unwrap()
+    };
+    let former = Rig::new(8, 1);
+    serve(&former, HandedFrontEnds::default());
+    let nothing = hand_over(&former);
+    assert_eq!(nothing.is_unflushed, Some(false), "nobody has written");
+    serve(&former, nothing);
+    former.write(0);
+    sync::flush(&*former.disks[0]).unwrap();
+    let flushed = hand_over(&former);
+    assert_eq!(flushed.is_unflushed, Some(false));
+    serve(&former, flushed);
+    former.write(0);
+    let written = hand_over(&former);
+    assert_eq!(written.is_unflushed, Some(true));
+    // The next one may give it on, and else flushes it.
+    let next = Rig::new(9, 1);
+    serve(&next, written);
+    let written = hand_over(&next);
+    assert_eq!(written.is_unflushed, Some(true), "nobody has flushed");
+    serve(&next, written);
+    let mut unserved = next.front_ends.finish();
+    next.front_ends.close(&mut unserved);
+    assert!(unserved.outcome().is_ok(), "{unserved:?}");
+    assert_eq!(next.stores[0].asked(), [IoOp::Flush]);
+}
+
+/// For the next process of a service, should this one be killed.
+#[test]
+fn a_change_is_noted_until_it_is_durable() {
+    // tests [NB-72]
+    let rig = Rig::new(10, 1);
+    let disk = &rig.disks[0];
+    let file = memfd_create("note", MemfdFlags::CLOEXEC).unwrap();
+    rustix::io::pwrite(&file, &[0; 16], 0).unwrap();
+    let file = Arc::new(file);
+    kept::note_unflushed(&file, false);
+    let noted = NotedDisk::new(disk, Some(&file));
+    let withdrawn = |is_inherited| {
+        noted.withdraw_if(|| is_durable(disk, is_inherited));
+        !kept::may_be_unflushed(&file)
+    };
+    sync::read_at(&*noted, 0, &mut [0; 4096]).unwrap();
+    assert!(withdrawn(false));
+    sync::write_at(&*noted, 0, &[7; 4096], Durable::Later).unwrap();
+    assert!(!withdrawn(false));
+    sync::flush(&*noted).unwrap();
+    assert!(withdrawn(false));
+    sync::write_at(&*noted, 0, &[7; 4096], Durable::Now).unwrap();
+    assert!(kept::may_be_unflushed(&file), "it is not known before the answer");
+    assert!(withdrawn(false));
+    // Another process has that file next.
+    sync::write_at(&*noted, 0, &[7; 4096], Durable::Later).unwrap();
+    drop(noted);
+    let next = NotedDisk::new(disk, Some(&file));
+    next.withdraw_if(|| false);
+    assert!(kept::may_be_unflushed(&file));
+    next.withdraw_if(|| true);
+    assert!(!kept::may_be_unflushed(&file));
+    // A new file says nothing yet.
+    let other = Arc::new(memfd_create("note", MemfdFlags::CLOEXEC).unwrap());
+    next.note_in(&other);
+    sync::write_at(&*next, 0, &[7; 4096], Durable::Later).unwrap();
+    next.withdraw_if(|| true);
+    assert!(!kept::may_be_unflushed(&other) && !kept::may_be_unflushed(&file));
 }
