@@ -174,14 +174,20 @@ pub(crate) struct Kept(pub(crate) VhostUserInflight, pub(crate) File);
 impl Guest {
     /// Connects, and agrees on all features but these.
     pub(crate) fn connect(at: &Path, memory: &Arc<Memory>, without: u64) -> Self {
-        let mut front = Frontend::connect(at, 64).expect("connected");
-        front.set_owner().unwrap();
+        Self::try_connect(at, memory, without).expect("connected")
+    }
+
+    /// As [`connect`](Self::connect); `None` if nobody serves machines there, such as a process
+    /// that is about to end and listens still.
+    pub(crate) fn try_connect(at: &Path, memory: &Arc<Memory>, without: u64) -> Option<Self> {
+        let mut front = Frontend::connect(at, 64).ok()?;
+        front.set_owner().ok()?;
         // Writes are logged only while a machine moves to another process.
-        let features = front.get_features().unwrap() & !without & !F_LOG_ALL;
+        let features = front.get_features().ok()? & !without & !F_LOG_ALL;
         let protocol = front.get_protocol_features().unwrap();
         front.set_protocol_features(protocol).unwrap();
         front.set_features(features).unwrap();
-        Self { front, memory: Arc::clone(memory), features, protocol, queues: Vec::new() }
+        Some(Self { front, memory: Arc::clone(memory), features, protocol, queues: Vec::new() })
     }
 
     /// Connects with one ring of 128 descriptors.

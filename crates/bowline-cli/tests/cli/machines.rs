@@ -4,8 +4,8 @@
 use std::{
     collections::BTreeMap,
     fs::File,
-    os::unix::{fs::FileExt, net::UnixStream},
-    path::PathBuf,
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
@@ -14,6 +14,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crate::disk_clients::{
+    BLOCKS, Nbd, Shared, Stop, Written, compare, content, end, joined, with_fuse, write_file,
+};
+use crate::rnbd_kept::{self, Keeper};
 use crate::support::{Folder, Running, start};
 use guest::{DATA, Guest, IN, Kept, Memory, OUT, Queue};
 use vhost::VhostBackend;
@@ -60,10 +64,17 @@ impl Place {
     }
 
     fn map_with(&self, more: &[&str]) -> Running {
+        let words = self.map_words(more);
+        start(&self.folder, &words.iter().map(String::as_str).collect::<Vec<_>>())
+    }
+
+    /// The command that serves a machine.
+    fn map_words(&self, more: &[&str]) -> Vec<String> {
         let path = format!("127.63.{0}.11@127.63.{0}.1", self.host);
         let socket = self.socket.to_str().expect("a plain path");
         let words = ["rnbd", "map", "disk0", "--from", "s1", "--path", &path];
-        start(&self.folder, &[&words[..], &["--vhost-user", socket], more].concat())
+        let all = [&words[..], &["--vhost-user", socket], more].concat();
+        all.into_iter().map(str::to_owned).collect()
     }
 
     /// Starts a machine with one ring, on which this number of requests was done.
@@ -77,7 +88,14 @@ impl Place {
 
     /// The machine connects again, with what it had.
     fn machine_again(&self, kept: &Kept, queue: Queue) -> Guest {
-        let mut guest = Guest::connect(&self.socket, &self.memory, 0);
+        let begun = Instant::now();
+        let mut guest = loop {
+            if let Some(guest) = Guest::try_connect(&self.socket, &self.memory, 0) {
+                break guest;
+            }
+            assert!(begun.elapsed() < PATIENCE, "nobody listens");
+            thread::sleep(Duration::from_millis(1));
+        };
         guest.share();
         guest.continue_with(kept);
         guest.resume(queue);
@@ -90,11 +108,6 @@ impl Place {
         file.read_exact_at(&mut bytes, number * BLOCK).expect("read");
         bytes
     }
-}
-
-fn end(part: Running) {
-    part.signal("-TERM");
-    part.finish().exits(0);
 }
 
 fn kill(part: Running) {
@@ -190,16 +203,10 @@ fn a_request_in_the_first_slot_is_done_once_when_its_server_is_killed() {
     end(server);
 }
 
-/// Blocks that the machine of the next tests writes, and requests of it in flight.
-const BLOCKS: u64 = 64;
+/// Requests in flight of the machine of the next tests.
 const DEPTH: u16 = 4;
 /// Descriptors of each request.
 const EACH: u16 = SIZE / DEPTH;
-
-fn content(block: u64, generation: u64) -> Vec<u8> {
-    let word = |word: u64| (block << 48 | generation << 16 | word).to_le_bytes();
-    (0..BLOCK / 8).flat_map(word).collect()
-}
 
 /// A machine that writes all the time. Its process connects again when the connection ends.
 struct Writer<'a> {
@@ -279,19 +286,11 @@ impl<'a> Writer<'a> {
             if last.elapsed() > Duration::from_millis(10)
                 && self.guest.front.get_features().is_err()
             {
-                self.reconnect(last);
+                let queue = self.guest.queues.remove(0);
+                self.guest = self.place.machine_again(&self.kept, queue);
             }
             thread::sleep(Duration::from_micros(100));
         }
-    }
-
-    fn reconnect(&mut self, since: Instant) {
-        while UnixStream::connect(&self.place.socket).is_err() {
-            assert!(since.elapsed() < PATIENCE, "nobody listens");
-            thread::sleep(Duration::from_millis(1));
-        }
-        let queue = self.guest.queues.remove(0);
-        self.guest = self.place.machine_again(&self.kept, queue);
     }
 }
 
@@ -357,5 +356,100 @@ fn a_machine_writes_on_when_its_process_is_killed_and_started_again() {
     });
     println!("longest time without an answer: {gap:?}");
     end(client.expect("it runs"));
+    end(server);
+}
+
+/// Runs a machine, a client of NBD and, where there is one, a writer of a file, all of one disk,
+/// while `change` is called a few times; compares each block.
+fn while_all_write(
+    place: &Place,
+    write_nbd: impl FnOnce(&Shared) -> Written + Send,
+    file: Option<&File>,
+    nbd: &Path,
+    mut change: impl FnMut(),
+) {
+    let shared = Shared::default();
+    let (written, gaps) = thread::scope(|scope| {
+        let stop = Stop(&shared);
+        let shared = &shared;
+        let mut writers = vec![scope.spawn(move || {
+            let _stop = Stop(shared);
+            write_nbd(shared)
+        })];
+        writers.extend(file.map(|file| scope.spawn(|| write_file(file, 2, BLOCKS, true, shared))));
+        let gap = while_written(place, || {
+            shared.advance();
+            change();
+        });
+        println!("longest time without an answer, of the machine: {gap:?}");
+        shared.advance();
+        drop(stop);
+        joined(writers)
+    });
+    println!("longest times without an answer, of the others: {gaps:?}");
+    let mut reader = Nbd::connect(nbd).expect("connected");
+    compare(&written, &place.image, |block| reader.read(block));
+}
+
+/// All that a process may serve at once and hand over, each with a client.
+#[test]
+fn clients_of_every_kind_notice_a_pause_when_their_process_is_replaced() {
+    // tests [NB-66] [NB-70]
+    let place = Place::new(5);
+    let server = place.export();
+    let [nbd, dir] = ["nbd.sock", "files"].map(|name| place.folder.path().join(name));
+    let text = |path: &Path| path.to_str().expect("a plain path").to_owned();
+    let (nbd_text, dir_text) = (text(&nbd), text(&dir));
+    let mut more = vec!["--nbd", &nbd_text, "--fuse", &dir_text];
+    let found = with_fuse(place.map_with(&more), "mapped disk0 ");
+    let mut client = found.unwrap_or_else(|| {
+        more.truncate(2);
+        let mut client = place.map_with(&more);
+        client.expect("mapped disk0 ");
+        client
+    });
+    let open = || File::options().read(true).write(true).open(dir.join("rnbd0"));
+    let file = (more.len() > 2).then(|| open().expect("the disk"));
+    more.push("--replace");
+    let write = |shared: &Shared| Nbd::connect(&nbd).expect("connected").write_until(1, shared);
+    while_all_write(&place, write, file.as_ref(), &nbd, || {
+        let mut next = place.map_with(&more);
+        next.expect("mapped disk0 ");
+        let former = std::mem::replace(&mut client, next).finish().exits(0);
+        assert!(former.out.contains("handed over\n"), "{former:?}");
+    });
+    drop(file);
+    end(client);
+    assert!(!place.socket.exists() && !nbd.exists());
+    end(server);
+}
+
+/// The same, when it is killed: what a service manager has kept, and what clients do by themselves.
+#[test]
+fn clients_of_every_kind_notice_a_pause_when_their_process_is_killed_and_resumed() {
+    // tests [NB-66] [NB-72]
+    let place = Place::new(6);
+    let server = place.export();
+    let [nbd, dir] = ["nbd.sock", "files"].map(|name| place.folder.path().join(name));
+    let text = |path: &Path| path.to_str().expect("a plain path").to_owned();
+    let words = place.map_words(&["--nbd", &text(&nbd), "--fuse", &text(&dir)]);
+    let words = [env!("CARGO_BIN_EXE_bowline")].into_iter().chain(words.iter().map(String::as_str));
+    let mut keeper = Keeper::start_as(&place.folder, &words.collect::<Vec<_>>());
+    let mut process = keeper.started();
+    let Some(mut keeper) = keeper.with_fuse("stored bowline-disk") else { return };
+    keeper.0.expect("ready");
+    let file = File::options().read(true).write(true).open(dir.join("rnbd0")).expect("the disk");
+    let write = |shared: &Shared| Nbd::write_and_reconnect(&nbd, 1, shared);
+    while_all_write(&place, write, Some(&file), &nbd, || {
+        rnbd_kept::kill(process);
+        keeper.0.expect("ended -9, has 3");
+        process = keeper.started();
+        keeper.0.expect("ready");
+    });
+    drop(file);
+    keeper.0.signal("-TERM");
+    let done = keeper.0.finish().exits(0);
+    assert!(done.out.ends_with("ended 0, has 0\n"), "{done:?}");
+    assert!(!place.socket.exists() && !nbd.exists());
     end(server);
 }
