@@ -24,6 +24,9 @@ use crate::engine::rng::Rng;
 /// Time in nanoseconds after which no message of a network without faults is on its way any more.
 const ARRIVED: u64 = SEC;
 
+/// Address of the first byte of each end's memory, the same in every run.
+const IOVA: u64 = 0x10_0000;
+
 /// A stream, drawn from a seed.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct StreamPlan {
@@ -111,7 +114,7 @@ impl End {
         let pd = device.alloc_pd()?;
         let cq = device.create_cq(2 * plan.messages)?;
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-        let keys = device.reg_mr(pd, &buffer, 0, 2 * room, None, access)?;
+        let keys = device.reg_mr(pd, &buffer, 0, 2 * room, Some(IOVA), access)?;
         let srq = match plan.shared_receives && is_receiver {
             true => {
                 let init = SrqInit { pd, max_wr: plan.messages, max_sge: 1 };
@@ -166,8 +169,7 @@ impl End {
     }
 
     fn sge(&self, offset: usize, len: usize) -> Sge {
-        let addr = self.buffer.addr() + offset as u64;
-        Sge { addr, len: len as u32, lkey: self.keys.lkey }
+        Sge { addr: IOVA + offset as u64, len: len as u32, lkey: self.keys.lkey }
     }
 
     fn remove(&self, device: &mut Device) -> Result<(), Error> {
@@ -224,7 +226,7 @@ impl World {
         let offset = number * plan.message_max;
         // Where the receiver has its receives, and its memory for writes behind them.
         let target = plan.message_max * plan.messages + offset;
-        let remote = Remote { addr: to.buffer.addr() + target as u64, rkey: to.keys.rkey };
+        let remote = Remote { addr: IOVA + target as u64, rkey: to.keys.rkey };
         let len = self.base.rng.index(plan.message_max + 1);
         let is_write = self.base.rng.chance(300);
         let mut bytes = Vec::new();
@@ -260,6 +262,7 @@ impl World {
             let mut entries = Vec::new();
             let polled = device.poll_cq(cq, &mut entries, usize::MAX);
             self.judge(polled.map_err(|e| format!("stream {n}: poll: {e}")));
+            self.sabotaged_entries(&mut entries);
             for entry in &entries {
                 self.note([35, n as u64, entry.wr_id], || format!("stream {n}: {entry:?}"));
                 let plan = &self.plan.streams[n];
@@ -268,7 +271,7 @@ impl World {
                     0 => stream.send_completed(entry),
                     _ => stream.receive_completed(plan, entry),
                 };
-                self.judge(judged.map_err(|e| format!("stream {n}: {entry:?}: {e}")));
+                self.judge(judged.map_err(|e| format!("stream {n}: it came as {entry:?}: {e}")));
             }
         }
     }
