@@ -16,7 +16,7 @@ use crate::{Failure, Outcome, tentative, values::Address};
 mod holder;
 mod taken;
 
-pub use holder::{Holder, holder};
+pub use holder::{Holder, holder, is_held};
 use taken::taken;
 
 /// RoCE's UDP port [OUT-1].

@@ -20,11 +20,22 @@ pub struct Holder {
 
 /// The process that has bound the port of an address, if this user may see it.
 pub fn holder(address: IpAddr) -> Option<Holder> {
-    let tables = ["/proc/net/udp", "/proc/net/udp6"].map(fs::read_to_string);
-    let tables: Vec<String> = tables.into_iter().flatten().collect();
-    let inodes: Vec<u64> = tables.iter().flat_map(|table| holding(table, address)).collect();
+    let inodes = inodes(address);
     let processes = fs::read_dir("/proc").ok()?.flatten();
     processes.filter_map(|process| owner(&process.path(), &inodes)).next()
+}
+
+/// Tells whether a process has bound the port of an address. Nothing is bound for the answer, so
+/// that it disturbs nobody who is about to.
+pub fn is_held(address: IpAddr) -> bool {
+    !inodes(address).is_empty()
+}
+
+/// Sockets that hold the port of an address.
+fn inodes(address: IpAddr) -> Vec<u64> {
+    let tables = ["/proc/net/udp", "/proc/net/udp6"].map(fs::read_to_string);
+    let tables = tables.into_iter().flatten();
+    tables.flat_map(|table| holding(&table, address)).collect()
 }
 
 /// Tells whether a process, given by its folder in /proc, has one of these sockets open.
@@ -48,7 +59,9 @@ fn holding(table: &str, address: IpAddr) -> Vec<u64> {
         let (at, port) = words.next()?.split_once(':')?;
         let inode = words.nth(7)?.parse().ok()?;
         let at = unhex(at)?;
-        let same = at == address || at.is_unspecified();
+        // That of IPv6 may stand for all of both families.
+        let all = at.is_unspecified() && (at.is_ipv6() || address.is_ipv4());
+        let same = at == address || all;
         (same && u16::from_str_radix(port, 16) == Ok(PORT)).then_some(inode)
     };
     table.lines().filter_map(line).collect()
@@ -86,6 +99,8 @@ mod tests {
         assert_eq!(me.pid, std::process::id());
         assert!(!me.name.is_empty());
         assert_eq!(holder("127.41.90.2".parse().unwrap()), None);
+        let [one, two] = ["127.41.90.1", "127.41.90.2"].map(|at| is_held(at.parse().unwrap()));
+        assert_eq!((one, two), (true, false));
         drop(socket);
         assert_eq!(holder("127.41.90.1".parse().unwrap()), None);
     }
@@ -100,6 +115,7 @@ mod tests {
 ";
         assert_eq!(holding(table, Ipv4Addr::LOCALHOST.into()), [4711, 4712]);
         assert_eq!(holding(table, Ipv4Addr::new(10, 0, 0, 1).into()), [4712]);
+        assert!(holding(table, "fd99::1".parse().unwrap()).is_empty(), "another family");
         let table = "1: 000099FD000000000000000001000000:12B7 0:0 07 0:0 0:0 0 0 0 4714 2 0 0";
         assert_eq!(holding(table, "fd99::1".parse().unwrap()), [4714]);
         assert!(holding("1: 01:12B7", Ipv4Addr::LOCALHOST.into()).is_empty());

@@ -2,7 +2,11 @@
 
 use std::path::PathBuf;
 
-use bowline_node::{Failure, Outcome, verbs::beside};
+use bowline_node::{
+    Failure, Outcome,
+    rdma_device::{Holder, PORT},
+    verbs::beside,
+};
 use serde_json::{Value, json};
 
 use crate::cli::rds::run::{
@@ -99,7 +103,7 @@ impl View {
         }
         for (at, trouble) in &self.outlook.left_out {
             let name = at.interface_name();
-            say!("  left out          {name:wide$}  {}: {}", at.addr, trouble.text());
+            say!("  left out          {name:wide$}  {}: {}", at.addr, text(at, *trouble));
         }
     }
 
@@ -122,14 +126,12 @@ impl View {
             json!({ "index": index, "type": "RoCE v2", "address": addr, "interface": interface })
         };
         let missing = |(at, trouble): &(At, Trouble)| {
-            let holder = match trouble {
-                Trouble::Taken(Some(by)) => json!({ "pid": by.pid, "name": by.name }),
-                _ => Value::Null,
-            };
+            let holder = if *trouble == Trouble::Taken { at.holder() } else { None };
+            let holder = holder.map(|by| json!({ "pid": by.pid, "name": by.name }));
             json!({
                 "address": at.addr.to_string(),
                 "interface": at.interface_name(),
-                "trouble": trouble.text(),
+                "trouble": text(at, *trouble),
                 "holder": holder,
             })
         };
@@ -149,5 +151,21 @@ impl View {
             "devices_of_machine": self.own,
             "trouble": self.trouble,
         })
+    }
+}
+
+/// Why programs do not get an address.
+fn text(at: &At, trouble: Trouble) -> String {
+    match trouble {
+        Trouble::Taken => match at.holder() {
+            Some(Holder { pid, name }) => {
+                format!("process {pid} ({name}) has UDP port {PORT} there")
+            }
+            None => format!("another program has UDP port {PORT} there"),
+        },
+        Trouble::CameLater => "it was not free when the node's first verbs program came; a node \
+            that starts again has it"
+            .to_owned(),
+        Trouble::Twice => "another interface has the same address".to_owned(),
     }
 }

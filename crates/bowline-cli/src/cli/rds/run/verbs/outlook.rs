@@ -1,12 +1,8 @@
 //! The device that verbs programs of a node get, as far as it is known before they run.
 
-use std::{
-    io::{self, ErrorKind},
-    net::{IpAddr, SocketAddr, SocketAddrV6, UdpSocket},
-    path::Path,
-};
+use std::{io, net::IpAddr, path::Path};
 
-use bowline_node::rdma_device::{Holder, PORT, holder};
+use bowline_node::rdma_device::{Holder, holder, is_held};
 use bowline_roce_driver::{Seen, interface, machine_addrs, node_guid};
 use bowline_verbs::Mtu;
 
@@ -32,52 +28,27 @@ impl At {
         self.interface().map_or_else(String::new, |(name, _)| name)
     }
 
-    /// Why no process can have RoCE's port there; `None`: it can.
-    fn trouble(&self) -> Option<Trouble> {
-        let at = match self.addr {
-            IpAddr::V6(ip) if ip.is_unicast_link_local() => {
-                SocketAddr::V6(SocketAddrV6::new(ip, PORT, 0, self.link))
-            }
-            ip => SocketAddr::new(ip, PORT),
-        };
-        match UdpSocket::bind(at).map_err(|error| error.kind()) {
-            Ok(_) => None,
-            Err(ErrorKind::AddrInUse) => Some(Trouble::Taken(holder(self.addr))),
-            Err(ErrorKind::AddrNotAvailable) => Some(Trouble::NotReady),
-            Err(kind) => Some(Trouble::Other(kind.to_string())),
-        }
+    /// Tells whether a process has RoCE's port there. It is not bound to find out: a node may be
+    /// about to.
+    fn is_taken(&self) -> bool {
+        is_held(self.addr)
+    }
+
+    /// The process that has it, if this user may see that.
+    pub(crate) fn holder(&self) -> Option<Holder> {
+        holder(self.addr)
     }
 }
 
 /// Why programs do not get an address.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Trouble {
-    /// Another program has UDP port 4791 there: which, if this user may see it.
-    Taken(Option<Holder>),
-    /// The system has not finished to set it up.
-    NotReady,
+    /// Another program has UDP port 4791 there.
+    Taken,
     /// The node has had its first program before.
     CameLater,
     /// The same address is on another interface, too.
     Twice,
-    Other(String),
-}
-
-impl Trouble {
-    pub(crate) fn text(&self) -> String {
-        match self {
-            Self::Taken(Some(Holder { pid, name })) => {
-                format!("process {pid} ({name}) has UDP port {PORT} there")
-            }
-            Self::Taken(None) => format!("another program has UDP port {PORT} there"),
-            Self::NotReady => "the system still checks whether another machine has it".to_owned(),
-            Self::CameLater => "it was not free when the node's first verbs program came; a node \
-                that starts again has it"
-                .to_owned(),
-            Self::Twice => "another interface has the same address".to_owned(),
-            Self::Other(text) => text.clone(),
-        }
-    }
 }
 
 /// The device, in the order of its GIDs, and what it leaves out.
@@ -99,19 +70,30 @@ impl Outlook {
     /// # Errors
     /// The node refuses this user, or does not answer.
     pub(crate) fn of(node: Option<&Path>) -> io::Result<Self> {
-        let seen = node.map(Seen::at).transpose()?;
+        let look = || node.map(Seen::at).transpose();
+        let outlook = Self::after(look()?);
+        let finds_some_taken =
+            outlook.left_out.iter().any(|(_, trouble)| *trouble == Trouble::Taken);
+        if finds_some_taken && node.is_some() {
+            // The node may have taken addresses since it was asked, which were found taken then.
+            return Ok(Self::after(look()?));
+        }
+        Ok(outlook)
+    }
+
+    fn after(seen: Option<Seen>) -> Self {
         let machine = machine_addrs().into_iter().map(|(addr, link)| At::new(addr, link));
         let known = seen.as_ref().map_or(&[][..], |seen| &seen.addrs);
         let (gids, left_out) = sorted(machine.collect(), known);
         let addrs: Vec<IpAddr> = gids.iter().map(|at| at.addr).collect();
         let mtus = gids.iter().filter_map(|at| Mtu::for_interface(at.interface()?.1));
-        Ok(Self {
+        Self {
             mtu: mtus.min(),
             guid: node_guid(&addrs),
             gids,
             left_out,
             node: seen.map(|seen| (seen.host, seen.processes)),
-        })
+        }
     }
 }
 
@@ -123,9 +105,9 @@ fn sorted(machine: Vec<At>, known: &[(IpAddr, u32)]) -> (Vec<At>, Vec<(At, Troub
         let trouble = if gids.iter().any(|other| other.addr == at.addr) {
             Some(Trouble::Twice)
         } else if known.is_empty() {
-            at.trouble()
+            at.is_taken().then_some(Trouble::Taken)
         } else if place(at.addr).is_none() {
-            Some(at.trouble().unwrap_or(Trouble::CameLater))
+            Some(if at.is_taken() { Trouble::Taken } else { Trouble::CameLater })
         } else {
             None
         };
@@ -140,6 +122,10 @@ fn sorted(machine: Vec<At>, known: &[(IpAddr, u32)]) -> (Vec<At>, Vec<(At, Troub
 
 #[cfg(test)]
 mod tests {
+    use std::net::UdpSocket;
+
+    use bowline_node::rdma_device::PORT;
+
     use super::*;
 
     fn at(last: u8) -> At {
@@ -151,12 +137,8 @@ mod tests {
         let socket = UdpSocket::bind((at(1).addr, PORT)).unwrap();
         let (gids, left_out) = sorted(vec![at(1), at(2), at(2)], &[]);
         assert_eq!(gids, [at(2)]);
-        let own = std::process::id();
-        assert!(
-            matches!(&left_out[..], [(one, Trouble::Taken(Some(by))), (two, Trouble::Twice)]
-                if *one == at(1) && by.pid == own && *two == at(2)),
-            "{left_out:?}"
-        );
+        assert_eq!(left_out, [(at(1), Trouble::Taken), (at(2), Trouble::Twice)]);
+        assert_eq!(at(1).holder().map(|by| by.pid), Some(std::process::id()));
         drop(socket);
     }
 
