@@ -20,12 +20,14 @@ pub(crate) enum Call {
 #[derive(Debug)]
 pub(crate) struct Mock {
     pub(crate) window: u64,
+    /// The sender is paced, at a window in a round trip.
+    pub(crate) paced: bool,
     pub(crate) calls: Vec<Call>,
 }
 
 impl Mock {
     pub(crate) const fn new(window: u64) -> Self {
-        Self { window, calls: Vec::new() }
+        Self { window, paced: false, calls: Vec::new() }
     }
 
     /// Amounts that were sent, and acknowledged.
@@ -46,6 +48,10 @@ impl Mock {
 impl Controller for Mock {
     fn window(&self) -> Option<u64> {
         Some(self.window)
+    }
+
+    fn pacing(&self) -> Option<f64> {
+        self.paced.then_some(self.window as f64)
     }
 
     fn sent(&mut self, amount: u64, room: Room) {

@@ -116,7 +116,7 @@ impl Pacer {
         self.depth + self.late.min(self.late_max)
     }
 
-    /// The rate before was a guess: what was sent at it is forgotten.
+    /// The rate before was a guess, or much too low: what was sent at it is forgotten.
     pub(super) fn forget_debt(&mut self, now: Instant) {
         self.worth = self.worth.min(now);
     }

@@ -166,6 +166,20 @@ impl Path {
         Some(u32::try_from(share / self.packet).unwrap_or(u32::MAX).max(1))
     }
 
+    /// Tells whether a packet may leave whatever the pacer says [CC-4]: nothing is in flight from
+    /// which it is to be apart, the window has room for it, and the round trip that paces is
+    /// doubtful. So an answer that a link has held back does not hold back what follows.
+    fn is_clocked_by_answers(&self) -> bool {
+        self.in_flight == 0
+            && self.round_trip.is_doubtful()
+            && self.control.window().is_some_and(|window| window >= self.packet)
+    }
+
+    /// Returns how many bytes the pacer lets leave now.
+    fn paced_room(&self, now: Instant) -> u64 {
+        self.pacer.room(now).max(u64::from(self.is_clocked_by_answers()))
+    }
+
     /// Returns how many packets of `bytes` each may be sent now.
     #[inline]
     pub(crate) fn room(&self, now: Instant, bytes: usize) -> usize {
@@ -176,7 +190,7 @@ impl Path {
         let bytes = bytes as u64 + OUTER_BYTES;
         let window = window.saturating_sub(self.in_flight) / bytes;
         // The last packet may exceed what the pacer has.
-        let paced = self.pacer.room(now).div_ceil(bytes);
+        let paced = self.paced_room(now).div_ceil(bytes);
         let least = u64::from(self.in_flight == 0 || paced > 0 && window == 0);
         paced.min(window.max(least)) as usize
     }
@@ -184,7 +198,7 @@ impl Path {
     /// Tells whether a packet may be sent now.
     #[inline]
     pub(crate) fn allows(&self, now: Instant) -> bool {
-        !self.closed && self.pacer.room(now) > 0
+        !self.closed && self.paced_room(now) > 0
     }
 
     /// Tells whether a packet of `bytes` more leaves no room for another one.
@@ -248,13 +262,17 @@ impl Path {
 
     /// Returns when packets may be sent again, if the pacer holds them back.
     pub(crate) fn resumes_at(&self, now: Instant) -> Option<Instant> {
-        self.pacer.resumes_at(now).filter(|_| !self.closed)
+        let held_back = !self.closed && !self.is_clocked_by_answers();
+        self.pacer.resumes_at(now).filter(|_| held_back)
     }
 
     /// Notes that `packets` packets of `bytes` in all are sent; returns what they count for.
     #[inline]
     pub(crate) fn sent(&mut self, now: Instant, packets: usize, bytes: usize) -> u64 {
         let bytes = bytes as u64 + packets as u64 * OUTER_BYTES;
+        if self.is_clocked_by_answers() {
+            self.pacer.forget_debt(now);
+        }
         self.in_flight += bytes;
         if let Some(window) = self.control.window() {
             self.pacer.sent(now, packets as u32, bytes / packets.max(1) as u64);
@@ -287,10 +305,11 @@ impl Path {
         self.in_flight = self.in_flight.saturating_sub(bytes);
         let sample = sent_at.map(|at| (now.saturating_since(at), at));
         if let Some((sample, _)) = sample {
-            if self.round_trip.is_guess() {
+            let was_wrong = self.round_trip.is_guess() || self.round_trip.is_doubtful();
+            self.round_trip.sample(now, sample);
+            if was_wrong && !self.round_trip.is_doubtful() {
                 self.pacer.forget_debt(now);
             }
-            self.round_trip.sample(now, sample);
         }
         let acknowledged =
             Acknowledged { now, amount: bytes, sample, round_trip: &self.round_trip };

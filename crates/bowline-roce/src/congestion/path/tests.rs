@@ -25,6 +25,15 @@ fn path(window: u64, reads: u64) -> Path {
     path
 }
 
+/// A path with a window of so many bytes, which is paced; its round trip is 400 us.
+fn paced(bytes: u64) -> Path {
+    let mut path = path(0, 100);
+    path.control = Control::Mock(Box::new(Mock { paced: true, ..Mock::new(bytes) }));
+    let counted = path.sent(at(0), 1, MTU + 16);
+    path.acknowledged(at(400), counted, Some(at(0)));
+    path
+}
+
 fn calls(control: &Control) -> &[Call] {
     match control {
         Control::Mock(mock) => &mock.calls,
@@ -83,6 +92,57 @@ fn bursts_are_shorter_for_ten_seconds_after_a_loss() {
     assert_eq!(path.pacer.room(at(10_200_000)), short);
     path.acknowledged(at(10_100_000), 0, None);
     assert_eq!(path.pacer.room(at(10_200_000)), whole);
+}
+
+/// A link has held an answer back for 356 ms, which makes the smoothed round trip 45 ms long. With a
+/// window of four packets that is a packet in 11 ms; but packets leave one after the other, and after
+/// four round trips the rate is that of the route again.
+// tests [CC-2, CC-4]
+#[test]
+fn an_answer_that_was_held_back_holds_nothing_back_itself() {
+    let mut path = paced(4 * PACKET);
+    let mut now = 1000;
+    let mut send = |path: &mut Path, takes| {
+        assert_eq!(path.resumes_at(at(now)), None);
+        assert!(path.allows(at(now)) && path.room(at(now), MTU + 16) > 0);
+        let counted = path.sent(at(now), 1, MTU + 16);
+        let next = path.resumes_at(at(now));
+        now += takes;
+        path.acknowledged(at(now), counted, Some(at(now - takes)));
+        next
+    };
+    assert_eq!(send(&mut path, 356_000), None);
+    assert!(path.smoothed() > Some(us(44_000)));
+    for _ in 0..4 {
+        // A second one beside it has to wait, but not longer than it would in the place of the first.
+        let next = send(&mut path, 400).expect("a time");
+        assert!((at(363_000)..at(373_000)).contains(&next), "{next:?}");
+    }
+    assert_eq!(path.smoothed(), Some(us(400)));
+    assert!(path.resumes_at(at(now)) <= Some(at(now + 125)));
+    assert_eq!(path.stats().rate, Some(4 * PACKET * 1_000_000 / 400));
+}
+
+// tests [CC-4]
+#[test]
+fn while_round_trips_are_as_expected_the_pacer_decides() {
+    let mut path = paced(4 * PACKET);
+    let counted = path.sent(at(1000), 4, 4 * (MTU + 16));
+    path.acknowledged(at(1210), counted, Some(at(1000)));
+    assert!(path.in_flight == 0 && !path.allows(at(1210)) && !path.allows_replacement(at(1210)));
+    assert!(path.resumes_at(at(1210)) > Some(at(1250)));
+}
+
+// tests [CC-4]
+#[test]
+fn a_window_of_less_than_a_packet_is_always_paced() {
+    let mut path = paced(PACKET / 4);
+    for (now, takes) in [(2000, 400), (4000, 400), (6000, 40)] {
+        let counted = path.sent(at(now), 1, MTU + 16);
+        path.acknowledged(at(now + takes), counted, Some(at(now)));
+        assert!(!path.allows(at(now + 1300)), "a packet in four round trips");
+        assert!(path.allows(at(now + 1800)));
+    }
 }
 
 // tests [CC-6]
