@@ -149,8 +149,8 @@ impl SocketState {
     }
 }
 
-/// Most batches of a [`catch_up`](Shared::catch_up): a socket's buffer holds fewer, unless more keep
-/// coming.
+/// Most batches of a [`catch_up`](Shared::catch_up): a socket's buffer holds fewer, unless more
+/// keep coming.
 const CATCH_UP_MAX: usize = 64;
 
 /// Result of reading the network.

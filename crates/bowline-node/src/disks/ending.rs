@@ -222,8 +222,8 @@ impl Unserved {
             })
         };
         let before: Vec<u64> = disks.iter().map(errors).collect();
-        // Users of a file or a block device keep sending: as many as were there have to end. Clients
-        // of sockets do not: what is taken from their sockets only now has to end as well.
+        // Users of a file or a block device keep sending: as many as were there have to end.
+        // Clients of sockets do not: what is taken from their sockets only now has to end as well.
         let goals: Vec<u64> = disks.iter().map(|disk| ended(disk) + left(disk) as u64).collect();
         let unanswered = |disk: &Arc<Disk>, goal: u64| {
             if is_in_use(disk.local_name()) {

@@ -752,9 +752,7 @@ impl DiskFrontEnds {
         drop(state);
         let mut unserved = Unserved::with_machines(machines);
         let is_in_use = |disk: &str| {
-            let state = self.lock();
-            let used = state.open().any(|(name, front)| name == disk && front.is_finishing());
-            used
+            self.lock().open().any(|(name, front)| name == disk && front.is_finishing())
         };
         let end = Instant::now() + FINISH_PATIENCE;
         unserved.finish(&self.client.disks(), end, is_in_use);
