@@ -23,7 +23,8 @@ use crate::{failed, fails, made, none};
 
 /// Variable with the addresses of the device, separated by commas.
 const ADDRS: &str = "BOWLINE_VERBS_ADDRS";
-/// Variables with what the network does to packets by choice, and with the number that chooses them.
+/// Variables with what the network does to packets by choice, and with the number that chooses
+/// them.
 const IMPAIR: &str = "BOWLINE_VERBS_IMPAIR";
 const SEED: &str = "BOWLINE_VERBS_SEED";
 /// Variable with the file to which packets are written.

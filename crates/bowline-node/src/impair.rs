@@ -7,14 +7,14 @@ use serde::{Deserialize, Deserializer, de};
 #[cfg(feature = "options")]
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct ImpairOptions {
-    /// Make the network bad for RDMA, for tests: `loss=1%,duplicate=1%,reorder=0.1%,corrupt=0.01%,
-    /// ce=1%,delay=2ms±1ms`, any of them, with peer=ADDRESS or way=in or way=out only for packets of
-    /// that peer or direction. May be repeated; the first that fits a packet counts. Where both ends
-    /// do so it adds up. RDS over TCP is left alone
+    /// Make the network bad for RDMA, for tests: any of loss=1%, duplicate=1%, reorder=0.1%,
+    /// corrupt=0.01%, ce=1% and delay=2ms±1ms, separated by commas; with peer=ADDRESS, way=in or
+    /// way=out only for packets of that peer or direction. May be repeated; the first that fits a
+    /// packet counts. Where both ends do so it adds up. RDS over TCP is left alone
     #[arg(long, value_name = "LIST")]
     impair: Vec<Impairment>,
     /// What chooses the packets of --impair: with the same number the n-th packet between two
-    /// addresses meets the same [default: a random one, which is told]
+    /// addresses meets the same [default: a random one, which is printed]
     #[arg(long, value_name = "NUMBER", requires = "impair")]
     seed: Option<u64>,
 }

@@ -166,10 +166,10 @@ impl SoftDevice {
             groups: Groups::default(),
         };
         if device.shared.line.is_some() {
-            let of_line = Arc::clone(&device.shared);
+            let shared = Arc::clone(&device.shared);
             let line = std::thread::Builder::new()
                 .name("bowline-line".to_owned())
-                .spawn(move || line::deliver(&of_line))
+                .spawn(move || line::deliver(&shared))
                 .map_err(|error| system("starting a thread", &error))?;
             *device.line.lock().unwrap_or_else(PoisonError::into_inner) = Some(line);
         }

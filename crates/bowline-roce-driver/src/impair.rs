@@ -50,7 +50,7 @@ impl Share {
 
     /// Tells whether a random number is within the share.
     const fn takes(self, random: u64) -> bool {
-        (random >> 32) * Self::ALL >> 32 < self.0
+        (((random >> 32) * Self::ALL) >> 32) < self.0
     }
 }
 
@@ -209,7 +209,7 @@ impl Impairments {
     /// Reads a list of impairments, separated by semicolons.
     ///
     /// # Errors
-    /// What of it is none.
+    /// Which part of it is no impairment.
     pub fn parse(text: &str, seed: u64) -> Result<Self, ImpairmentError> {
         let all = text.split(';').filter(|one| !one.trim().is_empty());
         Ok(Self { all: all.map(str::parse).collect::<Result<_, _>>()?, seed })
@@ -296,8 +296,8 @@ impl Fates {
             IpAddr::V6(ip) => [(ip.to_bits() >> 64) as u64, ip.to_bits() as u64],
         };
         let words = [[0, u64::from(way == Way::In)], words(own), words(peer)];
-        let of_words = |key: u64, word: &u64| mix(key.wrapping_add(STEP) ^ word);
-        let key = words.as_flattened().iter().fold(self.settings.seed, of_words);
+        let next = |key: u64, word: &u64| mix(key.wrapping_add(STEP) ^ word);
+        let key = words.as_flattened().iter().fold(self.settings.seed, next);
         Link { rule, key, count: 0 }
     }
 }

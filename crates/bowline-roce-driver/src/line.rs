@@ -12,7 +12,7 @@ use bowline_base::clock;
 use crate::impair::{Fate, Fates, Impairments, Way, damage};
 use crate::shared::Shared;
 
-/// Most packets and bytes under way; what comes beyond is lost, as in a full queue.
+/// Most packets and bytes in flight; what comes beyond is lost, as in a full queue.
 const HELD_MAX: usize = 1 << 16;
 const HELD_BYTES_MAX: usize = 256 << 20;
 /// Both bits of the field for marks: the packet has met congestion.
@@ -28,7 +28,7 @@ pub(crate) struct Packet {
     pub(crate) bytes: Vec<u8>,
 }
 
-/// A packet that is under way; the number keeps those of one moment in order.
+/// A packet in flight; the number keeps those of one moment in order.
 #[derive(Debug, PartialEq, Eq)]
 struct Held {
     due: Instant,
@@ -67,9 +67,9 @@ pub(crate) struct Line {
 /// What becomes of a packet now.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Passage {
-    /// It goes on as it is.
+    /// It passes as it is.
     Whole,
-    /// It does not go on, or later.
+    /// It is lost, or held.
     Kept,
 }
 
@@ -88,7 +88,7 @@ impl Line {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Decides on a packet, of which a copy is made if it does not go on as it is. Tells what was
+    /// Decides on a packet, of which a copy is made if it does not pass as it is. Counts what is
     /// lost.
     pub(crate) fn pass(
         &self,
@@ -153,7 +153,7 @@ impl Line {
         }
     }
 
-    /// Takes no more packets; those under way still arrive.
+    /// Takes no more packets; those in flight still arrive.
     pub(crate) fn end(&self) {
         self.lock().is_over = true;
         self.changed.notify_all();
@@ -195,7 +195,7 @@ mod tests {
         assert_eq!((came, lost), ((0..20).collect(), 0));
         pass(&line, 7, &mut lost);
         line.end();
-        assert!(line.next().is_some(), "it is under way");
+        assert!(line.next().is_some(), "it is in flight");
         assert_eq!((line.next(), lost), (None, 0));
         pass(&line, 8, &mut lost);
         assert_eq!((line.next(), lost), (None, 1));

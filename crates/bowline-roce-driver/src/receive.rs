@@ -10,13 +10,13 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{PoisonError, TryLockError};
 
 use bowline_base::clock;
-use bowline_roce::{GroBuffer, IdentHint, Instant, OpenMessage, PlacementOutcome};
+use bowline_roce::{GroBuffer, IdentHint, OpenMessage, PlacementOutcome};
 use rustix::io::Errno;
 
 use crate::capture::{Capture, Datagram, Direction};
 use crate::impair::Way;
 use crate::line::{Line, Passage};
-use crate::shared::{Shared, State};
+use crate::shared::Shared;
 use crate::sys::{Arrival, Inbox};
 use crate::udp::{Endpoint, ROCE_PORT};
 
@@ -417,8 +417,10 @@ impl Shared {
             overflows += lost;
             if let Some(line) = &self.line {
                 for (ident, payload) in datagrams {
-                    let at = (arrival.from, to);
-                    self.take_in_by_line(line, &mut st, now, at, tos, ident, payload);
+                    if self.passes(line, arrival.from, to, tos, payload) {
+                        st.core.note_tos(now, arrival.from, to, tos, payload);
+                        st.core.handle_datagram(now, arrival.from, to, ident, payload);
+                    }
                 }
                 continue;
             }
@@ -435,25 +437,8 @@ impl Shared {
         self.stats.receive_overflows.add(overflows.into());
     }
 
-    /// Passes a datagram to the core as a bad network lets it.
-    fn take_in_by_line(
-        &self,
-        line: &Line,
-        st: &mut State,
-        now: Instant,
-        (from, to): (SocketAddr, IpAddr),
-        tos: u8,
-        ident: IdentHint,
-        payload: &[u8],
-    ) {
-        if self.goes_on(line, from, to, tos, payload) {
-            st.core.note_tos(now, from, to, tos, payload);
-            st.core.handle_datagram(now, from, to, ident, payload);
-        }
-    }
-
-    /// Tells whether a received datagram goes on as it is.
-    pub(crate) fn goes_on(
+    /// Tells whether a received datagram passes as it is.
+    pub(crate) fn passes(
         &self,
         line: &Line,
         from: SocketAddr,
@@ -474,7 +459,7 @@ impl Shared {
             let to = SocketAddr::new(to, ROCE_PORT);
             self.record_arrival(&mut capture, from, to, IdentHint::Unknown, payload);
         }
-        if self.line.as_ref().is_none_or(|line| self.goes_on(line, from, to, 0, payload)) {
+        if self.line.as_ref().is_none_or(|line| self.passes(line, from, to, 0, payload)) {
             self.take_in_alone(from, to, 0, payload);
         }
     }

@@ -116,15 +116,15 @@ impl RoundTrip {
         }
     }
 
-    /// Tells whether the last sample was much shorter than the smoothed round trip: a late answer has
-    /// made that too long.
+    /// Tells whether the last sample was much shorter than the smoothed round trip: a late answer
+    /// has made that too long.
     pub(crate) const fn is_doubtful(&self) -> bool {
         !self.short.longest.is_zero()
     }
 
-    /// Returns a smoothed round trip, or what takes its place where a single late answer, such as one
-    /// that a link has held back, still makes it much longer than any of the last rounds. A timer
-    /// goes on waiting for one as late.
+    /// Returns a smoothed round trip, or what takes its place where a single late answer, such as
+    /// one that a link has held back, still makes it much longer than any of the last rounds. A
+    /// timer still waits for one as late.
     fn unless_outdated(&mut self, now: Instant, sample: Duration, smoothed: Duration) -> Duration {
         if self.weight == DeviationWeight::Timer {
             return smoothed;
@@ -234,7 +234,7 @@ mod tests {
         assert!(round_trip.smoothed() > Some(us(20_000)), "three rounds");
         round_trip.sample(at(403_000), us(380));
         assert_eq!(round_trip.smoothed(), Some(us(410)), "the longest of them");
-        // One that is not so short begins anew.
+        // One that is not so short begins again.
         let mut round_trip = held(DeviationWeight::Window);
         for (now, sample) in [(401, 400), (402, 400), (403, 400), (440, 30_000), (441, 400)] {
             round_trip.sample(at(now * 1000), us(sample));

@@ -16,7 +16,7 @@ fn a_datagram_leaves_from_the_address_asked_for() {
     let mut dev = Device::new(config, [1; 32]);
     let (pd, cq) = (dev.alloc_pd().unwrap(), dev.create_cq(10).unwrap());
     let (cap, qp_type) = (QpCap::default(), QpType::Ud);
-    let init = QpInit { pd, send_cq: cq, recv_cq: cq, qp_type, cap, sq_sig_all: true };
+    let init = QpInit { pd, send_cq: cq, recv_cq: cq, srq: None, qp_type, cap, sq_sig_all: true };
     let qp = dev.create_qp(&init).unwrap();
     let to = |state| QpAttr { state: Some(state), ..QpAttr::default() };
     let init = QpAttr { qkey: Some(1), ..to(QpState::Init) };

@@ -25,7 +25,7 @@ fn path(window: u64, reads: u64) -> Path {
     path
 }
 
-/// A path with a window of so many bytes, which is paced; its round trip is 400 us.
+/// A path with a window of this many bytes, which is paced; its round trip is 400 us.
 fn paced(bytes: u64) -> Path {
     let mut path = path(0, 100);
     path.control = Control::Mock(Box::new(Mock { paced: true, ..Mock::new(bytes) }));
@@ -94,9 +94,9 @@ fn bursts_are_shorter_for_ten_seconds_after_a_loss() {
     assert_eq!(path.pacer.room(at(10_200_000)), whole);
 }
 
-/// A link has held an answer back for 356 ms, which makes the smoothed round trip 45 ms long. With a
-/// window of four packets that is a packet in 11 ms; but packets leave one after the other, and after
-/// four round trips the rate is that of the route again.
+/// A link has held an answer back for 356 ms, which makes the smoothed round trip 45 ms long. With
+/// a window of four packets that is a packet in 11 ms; but packets leave one after the other, and
+/// after four round trips the rate is that of the route again.
 // tests [CC-2, CC-4]
 #[test]
 fn an_answer_that_was_held_back_holds_nothing_back_itself() {
@@ -114,7 +114,7 @@ fn an_answer_that_was_held_back_holds_nothing_back_itself() {
     assert_eq!(send(&mut path, 356_000), None);
     assert!(path.smoothed() > Some(us(44_000)));
     for _ in 0..4 {
-        // A second one beside it has to wait, but not longer than it would in the place of the first.
+        // A second one beside it has to wait, but not longer than it would in the first's place.
         let next = send(&mut path, 400).expect("a time");
         assert!((at(363_000)..at(373_000)).contains(&next), "{next:?}");
     }
