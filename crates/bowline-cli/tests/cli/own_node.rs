@@ -661,9 +661,9 @@ fn programs_that_speak_verbs_have_a_device_of_the_node() {
         wait $(cat "$AT/pingpong.pid")
         # On a network that is bad by choice.
         begin bad "$BOWLINE" run --capture "$AT/packets" ibv_rc_pingpong -g 0 -n 100 -c
-        again "$BOWLINE" run --impair 'loss=2%,way=in' --impair delay=50us --seed 7 \
+        again "$BOWLINE" run --impair 'duplicate=2%,way=in' --impair delay=50us --seed 7 \
             ibv_rc_pingpong -g 0 -n 100 -c 127.0.0.1 > "$AT/client.out" 2> "$AT/client.err"
-        grep -qF "bowline run: a bad network: --impair 'loss=2%,way=in' --impair 'delay=50us" "$AT/client.err"
+        grep -qF "bowline run: a bad network: --impair 'duplicate=2%,way=in' --impair 'delay=50us" "$AT/client.err"
         grep -qF -e "--seed 7" "$AT/client.err"
         wait $(cat "$AT/bad.pid")
         [ $(stat -c %s "$AT/packets") -gt 100000 ] || fail "no packets written"
