@@ -24,7 +24,7 @@ const LINKS_MAX: usize = 4096;
 
 /// Direction of packets, as the device sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Way {
+pub(crate) enum Way {
     /// They are received.
     In,
     /// They are sent.

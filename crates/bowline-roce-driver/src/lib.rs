@@ -51,7 +51,7 @@ pub use config::{FormerConnections, PollMode, SoftConfig};
 pub use device::SoftDevice;
 pub use early::EarlySockets;
 pub use identity::node_guid;
-pub use impair::{Impairment, ImpairmentError, Impairments, Way};
+pub use impair::{Impairment, ImpairmentError, Impairments};
 pub use share::{Guest, Host, Joined, PortSpace, Seen};
 pub use stats::DriverStats;
 pub use sys::{interface, machine_addrs};

@@ -11,8 +11,8 @@ pub use bowline_roce::{
     Limits as RoceLimits,
 };
 pub use bowline_roce_driver::{
-    DriverStats as SoftStats, EarlySockets, FormerConnections, IcrcPolicy, InUse, PollMode,
-    ROCE_PORT, SoftConfig, SoftDevice, Watch,
+    DriverStats as SoftStats, EarlySockets, FormerConnections, IcrcPolicy, Impairment,
+    ImpairmentError, Impairments, InUse, PollMode, ROCE_PORT, SoftConfig, SoftDevice, Watch,
 };
 pub use bowline_verbs::{
     Access, AddressVector, AsyncEvent, Buffer, CmEvent, CmId, CmMessage, Completion, ConnParam,
