@@ -187,16 +187,17 @@ impl Shared {
         self.pump_sockets(true)
     }
 
-    /// Handles what has arrived so far, together with a thread that is doing so.
+    /// Handles what has arrived so far, together with a thread that is doing so, and answers it.
     pub(crate) fn catch_up(&self) {
         for _ in 0..CATCH_UP_MAX {
             match self.pump() {
-                PumpResult::Nothing => return,
+                PumpResult::Nothing => break,
                 // Its batch is handled when it gives the lock back.
                 PumpResult::Busy => drop(self.rx.lock()),
                 PumpResult::Received => {}
             }
         }
+        self.flush_unsent();
     }
 
     fn pump_sockets(&self, one: bool) -> PumpResult {

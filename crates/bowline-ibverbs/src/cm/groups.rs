@@ -48,15 +48,19 @@ fn attached(
     id: &CmId,
     change: impl FnOnce(bowline_verbs::Qpn) -> Result<(), Error>,
 ) -> Result<(), Error> {
-    // SAFETY: null, or the id's own.
-    let qp = unsafe { id.qp.get().as_ref() };
-    qp.map_or(Ok(()), |qp| change(qp.own.qpn))
+    // By its number: a program may have destroyed it without its id.
+    let qpn = lock(&id.own.state).qpn;
+    qpn.map_or(Ok(()), change)
 }
 
 /// The program reads the event of a join: the queue pair gets what is sent to the group from now
 /// on. Returns whether it does.
 pub(super) fn begin(id: &CmId, joined: &Joined) -> bool {
     let Some(opened) = opened() else { return false };
+    // Another thread may have left it since.
+    if !lock(&id.own.state).groups.contains(joined) {
+        return false;
+    }
     !joined.receives || attached(id, |qpn| opened.soft.attach(qpn, joined.group)).is_ok()
 }
 

@@ -8,7 +8,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Mutex, OnceLock};
 
 use bowline_roce_driver::PortSpace;
-use bowline_verbs::{AddressVector, CmId as Number, ConnRequest, Device as _};
+use bowline_verbs::{AddressVector, CmId as Number, ConnRequest, Device as _, Qpn};
 
 use super::abi::{CmEvent, CmId, EventChannel, Route};
 use super::addr;
@@ -69,6 +69,8 @@ pub(super) struct State {
     port: Option<u16>,
     /// What a peer asks for, until it is answered.
     pub(super) request: Option<ConnRequest>,
+    /// Number of its queue pair, which a program may have destroyed without it.
+    pub(super) qpn: Option<Qpn>,
     /// Multicast groups that it has joined.
     pub(super) groups: Vec<Joined>,
     /// Queue pairs for the requests of a listener.

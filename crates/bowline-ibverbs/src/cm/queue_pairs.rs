@@ -12,6 +12,7 @@ use crate::completion::{
     ibv_create_comp_channel, ibv_create_cq, ibv_destroy_comp_channel, ibv_destroy_cq,
 };
 use crate::device::Handle;
+use crate::events::lock;
 use crate::post::is_datagram;
 use crate::queue_pair::{create_qp_ex, ibv_create_qp, ibv_destroy_qp};
 
@@ -41,9 +42,12 @@ fn queue(id: &CmId, depth: u32) -> Option<(*mut CompChannel, *mut Cq)> {
 }
 
 /// Makes the queues that a program does not give.
-fn queues(id: &CmId, has_send: bool, has_recv: bool, cap: &QpCap) -> Option<()> {
+fn queues(id: &CmId, has_send: bool, has_recv: bool, cap: &QpCap, srq: Option<&Srq>) -> Option<()> {
     if !has_recv {
-        let (channel, cq) = queue(id, cap.max_recv_wr)?;
+        // Of a shared receive queue all receives may be taken by this queue pair.
+        let shared = srq.and_then(|srq| srq.own.opened.soft.query_srq(srq.own.id).ok());
+        let shared = shared.map(|attr| u32::try_from(attr.max_wr).unwrap_or(u32::MAX));
+        let (channel, cq) = queue(id, shared.unwrap_or(cap.max_recv_wr))?;
         id.recv_cq_channel.set(channel);
         id.recv_cq.set(cq);
     }
@@ -107,6 +111,7 @@ fn adopt(id: &CmId, qp: *mut Qp, pd: *const Pd, qp_type: c_uint) -> c_int {
         destroy_queues(id);
         return refuse(libc::EINVAL);
     }
+    lock(&id.own.state).qpn = Some(at.own.qpn);
     id.qp.set(qp);
     id.pd.set(pd);
     id.qp_type.set(qp_type);
@@ -124,7 +129,9 @@ pub(super) extern "C" fn rdma_create_qp(
     if id.verbs.get().is_null() || pd.is_null() || !id.qp.get().is_null() {
         return refuse(libc::EINVAL);
     }
-    if queues(id, attr.send_cq.is_some(), attr.recv_cq.is_some(), &attr.cap).is_none() {
+    // SAFETY: null or made for this id.
+    let srq = attr.srq.or(unsafe { id.srq.get().as_ref() });
+    if queues(id, attr.send_cq.is_some(), attr.recv_cq.is_some(), &attr.cap, srq).is_none() {
         destroy_queues(id);
         return refuse(libc::ENOMEM);
     }
@@ -132,12 +139,10 @@ pub(super) extern "C" fn rdma_create_qp(
     let send_cq = unsafe { id.send_cq.get().as_ref() };
     // SAFETY: as above.
     let recv_cq = unsafe { id.recv_cq.get().as_ref() };
-    // SAFETY: null or made for this id.
-    let srq = unsafe { id.srq.get().as_ref() };
     let mut whole = QpInitAttr {
         send_cq: attr.send_cq.or(send_cq),
         recv_cq: attr.recv_cq.or(recv_cq),
-        srq: attr.srq.or(srq),
+        srq,
         ..*attr
     };
     id.send_cq.set(whole.send_cq.map_or(ptr::null_mut(), |cq| ptr::from_ref(cq).cast_mut()));
@@ -161,7 +166,9 @@ extern "C" fn rdma_create_qp_ex(id: Option<&CmId>, attr: Option<&mut QpInitAttrE
         attr.pd = unsafe { id.pd.get().as_ref() };
         attr.comp_mask |= PD;
     }
-    if queues(id, attr.send_cq.is_some(), attr.recv_cq.is_some(), &attr.cap).is_none() {
+    // SAFETY: null or made for this id.
+    attr.srq = attr.srq.or(unsafe { id.srq.get().as_ref() });
+    if queues(id, attr.send_cq.is_some(), attr.recv_cq.is_some(), &attr.cap, attr.srq).is_none() {
         destroy_queues(id);
         return refuse(libc::ENOMEM);
     }
@@ -171,8 +178,6 @@ extern "C" fn rdma_create_qp_ex(id: Option<&CmId>, attr: Option<&mut QpInitAttrE
     let recv_cq = unsafe { id.recv_cq.get().as_ref() };
     attr.send_cq = attr.send_cq.or(send_cq);
     attr.recv_cq = attr.recv_cq.or(recv_cq);
-    // SAFETY: null or made for this id.
-    attr.srq = attr.srq.or(unsafe { id.srq.get().as_ref() });
     // SAFETY: the context of all ids.
     let context = unsafe { id.verbs.get().as_ref() };
     let qp = create_qp_ex(context, Some(attr));
@@ -186,6 +191,7 @@ pub(super) fn destroy(id: &CmId) {
         return;
     }
     ibv_destroy_qp(qp);
+    lock(&id.own.state).qpn = None;
     id.qp.set(ptr::null_mut());
     destroy_queues(id);
 }

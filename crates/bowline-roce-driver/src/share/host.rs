@@ -236,8 +236,11 @@ impl Host {
         set_socket_timeout(guest, Timeout::Recv, Some(PATIENCE))?;
         let mut wish = [0; 2];
         recv(guest, &mut wish, RecvFlags::PEEK)?;
-        if Message::decode(&wish) != Some(Message::Look(FORMAT)) {
-            return Ok(false);
+        match Message::decode(&wish) {
+            Some(Message::Look(FORMAT)) => {}
+            Some(Message::Join(_)) => return Ok(false),
+            // Nothing is opened for one that asks for nothing, or has gone.
+            _ => return Err(io::ErrorKind::InvalidData.into()),
         }
         // What is not read when a socket is closed costs its peer what it has been sent.
         Message::receive(guest)?;
