@@ -7,7 +7,8 @@ import subprocess
 import zlib
 
 PORT = 4791
-OPCODES = {0x64} | set(range(0x15)) | {0x16, 0x17}
+# of RC, UC and UD
+OPCODES = {0x64, 0x65} | set(range(0x15)) | {0x16, 0x17} | set(range(0x20, 0x2C))
 
 
 class Frame:

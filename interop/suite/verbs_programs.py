@@ -3,6 +3,7 @@ libibverbs and librdmacm."""
 import os
 import shutil
 import subprocess
+import tempfile
 import time
 
 from lab.agent import guest_exec, guest_run
@@ -31,14 +32,11 @@ class Host:
     """The host side: bowline's libraries come before the system's."""
 
     def __init__(self, roce):
-        self.roce, self.folder, self.p = roce, roce.log + ".libs", None
+        self.roce, self.folder, self.p = roce, tempfile.mkdtemp(prefix="bowline-verbs-"), None
         library = os.path.join(os.path.dirname(roce.program), LIBRARY)
         want(os.path.exists(library), "no %s: cargo build --workspace", library)
-        os.makedirs(self.folder, exist_ok=True)
         for name in NAMES:
-            link = os.path.join(self.folder, name)
-            if not os.path.lexists(link):
-                os.symlink(library, link)
+            os.symlink(library, os.path.join(self.folder, name))
         self.env = dict(os.environ, LD_LIBRARY_PATH=self.folder, BOWLINE_VERBS_ADDRS=roce.c.n_addr)
 
     def argv(self, command):
@@ -149,5 +147,6 @@ def verbs_programs(c):
                 c.messages += 100
             except (Wrong, Fail) as e:
                 wrong.append(str(e))
+        shutil.rmtree(ours.folder)
         want(not wrong, "%d of %d pairs failed: %s", len(wrong), len(wrong) + len(done), "; ".join(wrong))
         c.note("%d pairs%s" % (len(done), "; not there: " + ", ".join(sorted(missing)) if missing else ""))
