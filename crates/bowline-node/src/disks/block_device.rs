@@ -186,9 +186,11 @@ impl DiskBlockDevice {
                 }
                 // The system was started again, or somebody has removed it.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => record.remove(),
-                // A process that still runs keeps its own.
+                // The disk is another one by now: not the system's own EINVAL, after which the next
+                // attempt may succeed. A process that still runs keeps its own.
                 Err(error)
                     if error.kind() == io::ErrorKind::InvalidInput
+                        && error.raw_os_error().is_none()
                         && (handed.is_none() || is_own) =>
                 {
                     note!("/dev/ublkb{}: {error}: its users get errors", device.id);
