@@ -106,7 +106,10 @@ impl Line {
         }
         let marked = if fate.is_marked { tos | CE } else { tos };
         let Fate { damage: wrong, delay, comes_twice, .. } = fate;
-        if wrong.is_none() && delay.is_zero() && !comes_twice && marked == tos {
+        // Only its copy waits for a turn here, which others would overtake.
+        let is_whole = wrong.is_none() && delay.is_zero() && marked == tos;
+        let copies = usize::from(!is_whole) + usize::from(comes_twice);
+        if copies == 0 {
             return Passage::Whole;
         }
         let mut packet = Packet { way, own, peer, tos: marked, bytes: bytes.to_vec() };
@@ -115,7 +118,7 @@ impl Line {
         }
         let due = clock::now() + delay;
         let mut queue = self.lock();
-        for _ in 0..=u8::from(comes_twice) {
+        for _ in 0..copies {
             if queue.held.len() >= HELD_MAX || queue.bytes >= HELD_BYTES_MAX || queue.is_over {
                 *lost += 1;
                 continue;
@@ -127,7 +130,7 @@ impl Line {
         }
         drop(queue);
         self.changed.notify_all();
-        Passage::Kept
+        if is_whole { Passage::Whole } else { Passage::Kept }
     }
 
     /// Takes the next packet when it is due; waits until then, or until the end.
@@ -208,6 +211,14 @@ mod tests {
         let both = [line.next().unwrap(), line.next().unwrap()];
         assert!(both.iter().all(|one| one.tos == 3 && one.bytes == [9]), "{both:?}");
         assert_eq!(line.lock().bytes, 0);
+    }
+
+    #[test]
+    fn only_the_copy_is_late_where_a_packet_comes_twice() {
+        let (line, mut lost) = (line("duplicate=100%"), 0);
+        assert_eq!(pass(&line, 9, &mut lost), Passage::Whole);
+        assert_eq!(line.next().unwrap().bytes, [9]);
+        assert!(line.lock().held.is_empty());
     }
 
     #[test]
