@@ -24,7 +24,7 @@ use crate::groups::Groups;
 use crate::identity;
 use crate::line::{self, Line};
 use crate::receive::PumpResult;
-use crate::share::{Others, PortSpace};
+use crate::share::{Among, PortSpace};
 use crate::shared::{Shared, State};
 use crate::stats::DriverStats;
 use crate::udp::{Endpoint, ROCE_PORT};
@@ -62,14 +62,11 @@ impl SoftDevice {
     /// [`Error::Invalid`] when there is no address or the MTU does not fit the interface;
     /// [`Error::System`].
     pub fn open(config: SoftConfig) -> Result<Self, Error> {
-        Self::open_among(config, None)
+        Self::open_among(config, Among::default())
     }
 
     /// Opens a device whose addresses others share.
-    pub(crate) fn open_among(
-        config: SoftConfig,
-        others: Option<Arc<dyn Others>>,
-    ) -> Result<Self, Error> {
+    pub(crate) fn open_among(config: SoftConfig, among: Among) -> Result<Self, Error> {
         if config.addrs.is_empty() {
             return Err(Error::Invalid(InvalidReason::NoAddr));
         }
@@ -149,7 +146,7 @@ impl SoftDevice {
         let (poll, spin) = (config.poll, config.spin);
         let mut shared = Shared::new(core, endpoints, capture, connection_files, line, poll, spin)
             .map_err(|errno| system("making an event descriptor", &errno.into()))?;
-        shared.others = others;
+        shared.among = among;
         shared.flush(clock::now());
         shared.write_connection_files(&[]);
         let shared = Arc::new(shared);
@@ -282,6 +279,11 @@ impl SoftDevice {
     pub(crate) fn take_in_one(&self, from: SocketAddr, to: IpAddr, payload: &[u8]) {
         self.shared.catch_up();
         self.shared.take_in_one(from, to, payload);
+    }
+
+    /// Handles what has arrived so far, and answers it.
+    pub(crate) fn catch_up(&self) {
+        self.shared.catch_up();
     }
 
     /// Joins a multicast group with a local address: what is sent to the group on that address's

@@ -14,12 +14,14 @@
 //!                                             the program's next sends take them along
 //!   wait_cq  polls for 25 us, then sleeps on the sockets
 //!
+//!   between processes of one host: rings in memory in the place of the sockets
 //!   background thread: timers, and the sockets while no application thread polls or waits
 //! ```
 //!
 //! Spec: `docs/spec/roce.md`, sections 1, 3 and 10.
 #![deny(unsafe_code)]
 
+mod by_ring;
 mod capture;
 mod config;
 mod connection_files;

@@ -10,13 +10,14 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{PoisonError, TryLockError};
 
 use bowline_base::clock;
-use bowline_roce::{GroBuffer, IdentHint, OpenMessage, PlacementOutcome};
+use bowline_roce::{GroBuffer, IdentHint, Instant, OpenMessage, PlacementOutcome};
 use rustix::io::Errno;
 
 use crate::capture::{Capture, Datagram, Direction};
 use crate::impair::Way;
 use crate::line::{Line, Passage};
-use crate::shared::Shared;
+use crate::share::{BurstBuffer, burst_buffer};
+use crate::shared::{Shared, State};
 use crate::sys::{Arrival, Inbox};
 use crate::udp::{Endpoint, ROCE_PORT};
 
@@ -46,6 +47,11 @@ const IN_PLACE_PAYLOAD_MIN: usize = 2048;
 /// After this many empty receives, the continuation of a message is no longer expected.
 const EMPTY_RECEIVES_MAX: usize = 64;
 
+/// A program that polls has traffic by rings if one of this many looks has found some.
+const RING_LOOKS: u32 = 4096;
+/// Its looks for each one at its sockets.
+const LOOKS_PER_SOCKET: u32 = 16;
+
 /// The ECN bits of a type of service: none where marks are not taken, both with a mark.
 const ECN: u8 = 0b11;
 
@@ -60,11 +66,24 @@ pub(crate) struct Rx {
     sockets: Vec<SocketState>,
     /// Index of the socket to begin with; may be past the last one.
     next: usize,
+    /// A burst that has come by a ring.
+    pub(crate) burst: BurstBuffer,
+    /// Looks since the last one that found something in a ring.
+    ring_looks: u32,
+    /// Looks at all.
+    turns: u32,
 }
 
 impl Rx {
     pub(crate) fn new(sockets: usize) -> Self {
-        Self { inbox: Inbox::new(), sockets: vec![SocketState::default(); sockets], next: 0 }
+        Self {
+            inbox: Inbox::new(),
+            sockets: vec![SocketState::default(); sockets],
+            next: 0,
+            burst: burst_buffer(),
+            ring_looks: u32::MAX,
+            turns: 0,
+        }
     }
 }
 
@@ -163,7 +182,10 @@ pub(crate) enum PumpResult {
 }
 
 /// Splits a buffer into datagrams with their likely identifications.
-fn split<'a>(arrival: &Arrival, bytes: &'a [u8]) -> impl Iterator<Item = (IdentHint, &'a [u8])> {
+pub(crate) fn split<'a>(
+    arrival: &Arrival,
+    bytes: &'a [u8],
+) -> impl Iterator<Item = (IdentHint, &'a [u8])> {
     let (alone, segments) = match arrival.segment {
         None => (Some((IdentHint::Unknown, bytes)), bytes.chunks(1).take(0)),
         Some(segment) => (None, bytes.chunks(segment).take(usize::MAX)),
@@ -206,7 +228,39 @@ impl Shared {
             Err(TryLockError::Poisoned(rx)) => rx.into_inner(),
             Err(TryLockError::WouldBlock) => return PumpResult::Busy,
         };
-        let Rx { inbox, sockets, next } = &mut *rx;
+        let mut result = PumpResult::Nothing;
+        if let Some(rings) = self.among.rings.as_deref().filter(|rings| rings.are_any()) {
+            if rings.sockets_first() {
+                for _ in 0..CATCH_UP_MAX {
+                    if self.read_sockets(&mut rx, false) == PumpResult::Nothing {
+                        break;
+                    }
+                }
+            }
+            let is_some = self.read_rings(rings, &mut rx);
+            // A program that polls, and to which others of its host send, looks at its sockets now
+            // and then only: each look is a call.
+            let looks = if is_some { 0 } else { rx.ring_looks.saturating_add(1) };
+            rx.ring_looks = looks;
+            rx.turns = rx.turns.wrapping_add(1);
+            let rests = one && looks < RING_LOOKS && !rx.turns.is_multiple_of(LOOKS_PER_SOCKET);
+            if is_some {
+                self.mark_unsent();
+                result = PumpResult::Received;
+            }
+            if rests {
+                return result;
+            }
+        }
+        match self.read_sockets(&mut rx, one) {
+            PumpResult::Nothing => result,
+            came => came,
+        }
+    }
+
+    /// Reads sockets, each once.
+    fn read_sockets(&self, rx: &mut Rx, one: bool) -> PumpResult {
+        let Rx { inbox, sockets, next, .. } = rx;
         let mut result = PumpResult::Nothing;
         // Packets to be captured or dropped must be examined first.
         let in_place_allowed = self.capture.is_none() && self.line.is_none() && !self.cuts.any();
@@ -397,36 +451,10 @@ impl Shared {
             if merged {
                 self.stats.gro_buffers.inc();
             }
-            if let Some(segment) = arrival.segment.filter(|segment| *segment <= PREFETCH_PACKET_MAX)
-            {
-                st.core.expect(bytes.chunks(segment));
-            }
             total += bytes.len() as u64;
-            let cut = self.cuts.between(to, arrival.from.ip());
-            let datagrams = split(&arrival, bytes).inspect(|_| packets += 1).filter(|_| {
-                if cut {
-                    self.stats.packets_dropped.inc();
-                }
-                !cut
-            });
-            let datagrams = datagrams.filter(|(_, payload)| {
-                let others = self.others.as_ref();
-                !others.is_some_and(|others| others.take(arrival.from, to, payload))
-            });
-            let first = bytes.get(..arrival.segment.unwrap_or(bytes.len())).unwrap_or(bytes);
             let (lost, tos) = socket.note_overflows(&arrival);
             overflows += lost;
-            if let Some(line) = &self.line {
-                for (ident, payload) in datagrams {
-                    if self.passes(line, arrival.from, to, tos, payload) {
-                        st.core.note_tos(now, arrival.from, to, tos, payload);
-                        st.core.handle_datagram(now, arrival.from, to, ident, payload);
-                    }
-                }
-                continue;
-            }
-            st.core.note_tos(now, arrival.from, to, tos, first);
-            st.core.handle_datagrams(now, arrival.from, to, datagrams);
+            packets += self.take_in_run(&mut st, now, to, &arrival, tos, bytes);
         }
         socket.note_received(st.core.open_message(), merged);
         socket.note_bytes(usize::try_from(total).unwrap_or(usize::MAX));
@@ -436,6 +464,47 @@ impl Shared {
         self.stats.packets_received.add(packets);
         self.stats.bytes_received.add(total);
         self.stats.receive_overflows.add(overflows.into());
+    }
+
+    /// Passes the datagrams of a buffer to the core; returns how many there were.
+    pub(crate) fn take_in_run(
+        &self,
+        st: &mut State,
+        now: Instant,
+        to: IpAddr,
+        arrival: &Arrival,
+        tos: u8,
+        bytes: &[u8],
+    ) -> u64 {
+        let mut packets = 0;
+        let from = arrival.from;
+        if let Some(segment) = arrival.segment.filter(|segment| *segment <= PREFETCH_PACKET_MAX) {
+            st.core.expect(bytes.chunks(segment));
+        }
+        let cut = self.cuts.between(to, from.ip());
+        let datagrams = split(arrival, bytes).inspect(|_| packets += 1).filter(|_| {
+            if cut {
+                self.stats.packets_dropped.inc();
+            }
+            !cut
+        });
+        let datagrams = datagrams.filter(|(_, payload)| {
+            let strays = self.among.strays.as_ref();
+            !strays.is_some_and(|strays| strays.take(from, to, payload))
+        });
+        if let Some(line) = &self.line {
+            for (ident, payload) in datagrams {
+                if self.passes(line, from, to, tos, payload) {
+                    st.core.note_tos(now, from, to, tos, payload);
+                    st.core.handle_datagram(now, from, to, ident, payload);
+                }
+            }
+        } else {
+            let first = bytes.get(..arrival.segment.unwrap_or(bytes.len())).unwrap_or(bytes);
+            st.core.note_tos(now, from, to, tos, first);
+            st.core.handle_datagrams(now, from, to, datagrams);
+        }
+        packets
     }
 
     /// Tells whether a received datagram passes as it is.

@@ -174,9 +174,18 @@ impl Shared {
     /// Sends bursts in order, with few calls.
     fn send_gathered(&self, mut bursts: &[Burst]) {
         while let [first, others @ ..] = bursts {
-            let same = 1 + others.iter().take_while(|burst| burst.from == first.from).count();
+            let by_ring = |burst: &Burst| {
+                let rings = self.among.rings.as_ref();
+                rings.is_some_and(|rings| rings.has(burst))
+            };
+            let together = |burst: &&Burst| burst.from == first.from && !by_ring(burst);
+            let same = 1 + others.iter().take_while(together).count();
             let is_changed = self.line.as_ref().is_some_and(Line::changes_sent);
-            let plain = same > 1 && self.capture.is_none() && !self.cuts.any() && !is_changed;
+            let plain = same > 1
+                && !by_ring(first)
+                && self.capture.is_none()
+                && !self.cuts.any()
+                && !is_changed;
             let endpoint = self.endpoint(first.from).filter(|_| plain);
             let sent = endpoint.map_or(0, |endpoint| endpoint.send_many(&bursts[..same]));
             if sent == 0 {
@@ -212,6 +221,9 @@ impl Shared {
         if let Some(capture) = &self.capture {
             let mut capture = capture.lock().unwrap_or_else(PoisonError::into_inner);
             self.record_burst(&mut capture, endpoint.at(), burst);
+        }
+        if self.send_by_ring(burst) {
+            return;
         }
         let mut result = endpoint.send(burst.to, burst.tos, burst.segment, &burst.bytes);
         self.stats.sends.inc();
@@ -249,7 +261,7 @@ impl Shared {
         }
     }
 
-    fn count_sent(&self, burst: &Burst) {
+    pub(crate) fn count_sent(&self, burst: &Burst) {
         self.stats.packets_sent.add(burst.count as u64);
         self.stats.bytes_sent.add(burst.bytes.len() as u64);
         if burst.count > 1 {

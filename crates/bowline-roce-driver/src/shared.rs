@@ -29,7 +29,7 @@ use crate::fault::Faults;
 use crate::followers::{Followers, Following, Ready};
 use crate::line::Line;
 use crate::receive::Rx;
-use crate::share::Others;
+use crate::share::Among;
 use crate::stats::Stats;
 use crate::udp::Endpoint;
 use crate::watch::Watch;
@@ -103,7 +103,7 @@ pub(crate) struct Shared {
     /// Notified of what has happened, under the lock of the core.
     pub(crate) watcher: OnceLock<Arc<dyn Watch>>,
     /// Other processes with the same addresses.
-    pub(crate) others: Option<Arc<dyn Others>>,
+    pub(crate) among: Among,
 }
 
 impl State {
@@ -180,7 +180,7 @@ impl Shared {
             leader_kick: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             helper_kick: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             watcher: OnceLock::new(),
-            others: None,
+            among: Among::default(),
         })
     }
 

@@ -13,6 +13,10 @@ bowline_base::driver_stats! {
     receives,
     /// Calls that found nothing.
     empty_looks,
+    /// Bursts sent to other processes of the host by memory, without a call.
+    ring_sends,
+    /// Bursts received from other processes of the host by memory, without a call.
+    ring_receives,
     /// Buffers that held several packets merged by the system (UDP_GRO).
     gro_buffers,
     /// Packets received.
@@ -32,7 +36,7 @@ bowline_base::driver_stats! {
     receive_overflows,
     /// Packets dropped on receipt or before sending, because the settings or `cut` ask for it.
     packets_dropped,
-    /// Times a send had to wait for room in the socket's buffer.
+    /// Times a send had to wait for room in the socket's buffer, or in memory.
     send_waits,
     /// Packets not sent because the system refused; they count as lost.
     packets_refused,

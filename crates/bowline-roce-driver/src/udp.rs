@@ -317,7 +317,7 @@ mod tests {
     fn sockets_of_before_keep_their_buffers() {
         use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 
-        let (ip, large) = ("127.77.0.12".parse().unwrap(), 8 << 20);
+        let (ip, large) = ("127.77.0.14".parse().unwrap(), 8 << 20);
         let before = EarlySockets::new(&[ip], large);
         let mut rights = capabilities(None).unwrap();
         if !rights.effective.contains(CapabilitySet::NET_ADMIN) {

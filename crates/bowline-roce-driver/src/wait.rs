@@ -14,7 +14,7 @@
 //! that does nothing else, and that thread must not be woken by every packet.
 
 use core::sync::atomic::Ordering;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -26,6 +26,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
 
 use crate::receive::PumpResult;
+use crate::share::Rings;
 use crate::shared::{Shared, State};
 
 /// Most descriptors a thread sleeps on without allocating.
@@ -267,11 +268,19 @@ impl Shared {
         limit: Option<Duration>,
     ) -> Woken {
         let watched = if watching { self.endpoints.as_slice() } else { &[] };
+        let rings = self.among.rings.as_deref().filter(|_| watching);
+        if rings.is_some_and(Rings::fall_asleep) {
+            return Woken { arrived: true, other: false };
+        }
         let own = 1 + usize::from(other.is_some());
-        let count = own + watched.len();
+        let first_bell = own + watched.len();
+        let count = first_bell + usize::from(rings.is_some());
         let fd = |at: usize| match (at.checked_sub(own).and_then(|at| watched.get(at)), other) {
             (Some(endpoint), _) => PollFd::new(endpoint, PollFlags::IN),
             (None, Some(other)) if at == 1 => PollFd::from_borrowed_fd(other, PollFlags::IN),
+            (None, _) if at == first_bell && rings.is_some() => {
+                PollFd::from_borrowed_fd(rings.map_or(kick.as_fd(), Rings::bell), PollFlags::IN)
+            }
             (None, _) => PollFd::new(kick, PollFlags::IN),
         };
         // Sleeping is part of the data path: nothing is allocated for a usual number of addresses.
@@ -294,6 +303,12 @@ impl Shared {
         let (own, watched) = fds.split_at(own);
         if own.first().is_some_and(is_ready) {
             self.unsignal(kick);
+        }
+        if let Some(rings) = rings {
+            rings.wake_up();
+            if watched.last().is_some_and(is_ready) {
+                rings.silence();
+            }
         }
         Woken { arrived: watched.iter().any(is_ready), other: own.get(1).is_some_and(is_ready) }
     }

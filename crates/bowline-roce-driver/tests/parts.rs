@@ -214,3 +214,76 @@ fn parts_are_given_again_and_not_at_once() {
     assert_ne!(qpn(&second) >> 16, was);
     assert_eq!(qpn(&hosted.device) >> 16, 0);
 }
+
+/// What two guests send each other goes by memory, with the network's promises.
+#[test]
+fn guests_send_each_other_by_memory() {
+    let hosted = hosted(ip(60, 10));
+    let (one, first) = hosted.guest();
+    let (_two, second) = hosted.guest();
+    one.listen(PortSpace::Tcp, hosted.at(7000)).unwrap();
+    let (near, far) = connect_to(&second, &first, 1 << 20, 7000);
+    let pattern: Vec<u8> = (0..1 << 20).map(|at: u32| (at / 7) as u8).collect();
+    near.buffer.write(0, &pattern);
+    let mut rounds = 0;
+    let by_memory = |device: &SoftDevice| device.stats().ring_sends;
+    let begun = Instant::now();
+    while by_memory(&first) < 1000 || by_memory(&second) < 1000 {
+        assert!(begun.elapsed() < PATIENCE, "{:?} {:?}", first.stats(), second.stats());
+        far.buffer.clear(0, 1 << 20);
+        near.post(1, SendOp::Write(far.remote(0)), 0, 1 << 20);
+        near.done(1);
+        let mut came = vec![0; 1 << 20];
+        far.buffer.read(0, &mut came);
+        assert!(came == pattern, "round {rounds}");
+        // And back, in small pieces.
+        for at in 0..64 {
+            far.post(2, SendOp::Read(near.remote(at * 100)), at * 100, 100);
+            far.done(2);
+        }
+        rounds += 1;
+    }
+    let [sent, came] = [second.stats().ring_sends, first.stats().ring_receives];
+    assert!(sent.abs_diff(came) <= 1, "{sent} {came}");
+    assert_eq!(first.stats().packets_refused + second.stats().packets_refused, 0);
+    for device in [&first, &second] {
+        let counters = device.counters();
+        let gaps = counters.naks_sequence_sent + counters.requests_kept + counters.gaps_reported;
+        assert_eq!(gaps, 0, "in order");
+    }
+}
+
+/// One that leaves takes its rings along: another of its number has new ones.
+#[test]
+fn a_number_that_is_given_again_has_new_rings() {
+    let hosted = hosted(ip(60, 11));
+    let (one, first) = hosted.guest();
+    let talk = |device: &Arc<SoftDevice>, port| {
+        one.listen(PortSpace::Tcp, hosted.at(port)).unwrap();
+        let (near, far) = connect_to(device, &first, 4096, port);
+        let before = [device.stats(), first.stats()].map(|stats| stats.ring_sends);
+        let begun = Instant::now();
+        while device.stats().ring_sends < before[0] + 10
+            || first.stats().ring_sends < before[1] + 10
+        {
+            assert!(begun.elapsed() < PATIENCE, "{:?} {:?}", device.stats(), first.stats());
+            near.post(1, SendOp::Write(far.remote(0)), 0, 4096);
+            near.done(1);
+        }
+        device.disconnect(near.id).unwrap();
+        for side in [&near, &far] {
+            let event = side.dev.cm_event(PATIENCE).unwrap();
+            assert!(matches!(event, CmEvent::Disconnected { .. }), "{event:?}");
+            side.dev.destroy_id(side.id).unwrap();
+        }
+    };
+    let (two, second) = hosted.guest();
+    let number = unconnected(&second, 4096).qp.0 >> 16;
+    talk(&second, 7000);
+    drop((two, second));
+    let mut joined = hosted.guest();
+    while unconnected(&joined.1, 4096).qp.0 >> 16 != number {
+        joined = hosted.guest();
+    }
+    talk(&joined.1, 7001);
+}

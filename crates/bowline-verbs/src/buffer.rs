@@ -432,6 +432,30 @@ impl Buffer {
         self.word(offset).store(number, Ordering::Release);
     }
 
+    /// Reads 8 aligned bytes at once, a number in host byte order. What was written before a
+    /// [`store_u64`](Self::store_u64) of this number is seen by later reads.
+    ///
+    /// # Panics
+    /// As [`load_u16`](Self::load_u16).
+    pub fn load_u64(&self, offset: usize) -> u64 {
+        self.long_word(offset).load(Ordering::Acquire)
+    }
+
+    /// Writes 8 aligned bytes at once, a number in host byte order, after all earlier writes.
+    ///
+    /// # Panics
+    /// As [`load_u16`](Self::load_u16).
+    pub fn store_u64(&self, offset: usize, number: u64) {
+        self.long_word(offset).store(number, Ordering::Release);
+    }
+
+    fn long_word(&self, offset: usize) -> &AtomicU64 {
+        let at = self.raw(offset, 8).cast::<u64>();
+        assert!(at.is_aligned(), "not aligned to 8 bytes");
+        // SAFETY: in range and aligned, both just checked; mapped as long as `self` is borrowed.
+        unsafe { AtomicU64::from_ptr(at) }
+    }
+
     fn word(&self, offset: usize) -> &AtomicU16 {
         let at = self.raw(offset, 2).cast::<u16>();
         assert!(at.is_aligned(), "not aligned to 2 bytes");

@@ -18,7 +18,8 @@ use rustix::net::{
 };
 
 use super::message::{FORMAT, Message, Seen, Welcome};
-use super::{Others, Owner, PortSpace, owner};
+use super::rings::Rings;
+use super::{Among, Others, Owner, PortSpace, owner};
 use crate::{EarlySockets, FormerConnections, SoftConfig, SoftDevice};
 
 /// How long a host may take to say what it shares.
@@ -30,6 +31,7 @@ pub struct Joined {
     host: Arc<OwnedFd>,
     given: Welcome,
     sockets: Vec<OwnedFd>,
+    bell: OwnedFd,
 }
 
 /// A device among those of other processes.
@@ -52,7 +54,7 @@ impl Others for Strays {
         let is_stray = owner(payload).is_some_and(|of| of != Owner::Part(self.part));
         if is_stray {
             // What is lost is sent again.
-            let _ = Message::Stray(from, to, payload.to_vec()).send_now(&*self.host);
+            let _ = Message::Stray(from, to, payload.to_vec()).send_now(&*self.host, &[]);
         }
         is_stray
     }
@@ -67,8 +69,9 @@ impl Joined {
         let host = connected(path)?;
         Message::Join(FORMAT).send(&host, &[])?;
         match Message::receive(&host)? {
-            Some((Message::Welcome(given), sockets)) if given.addrs.len() == sockets.len() => {
-                Ok(Self { host: Arc::new(host), given, sockets })
+            Some((Message::Welcome(given), mut fds)) if given.addrs.len() + 1 == fds.len() => {
+                let bell = fds.pop().ok_or(io::ErrorKind::InvalidData)?;
+                Ok(Self { host: Arc::new(host), given, sockets: fds, bell })
             }
             Some((Message::Refused(errno, what), _)) => {
                 Err(Error::System { what, errno: Errno(errno) }.into())
@@ -88,7 +91,8 @@ impl Joined {
     /// # Errors
     /// Those of [`SoftDevice::open`].
     pub fn open(self, config: SoftConfig) -> Result<(Guest, Arc<SoftDevice>), Error> {
-        let Self { host, given: Welcome { part, folder, addrs, impairments }, sockets } = self;
+        let Self { host, given, sockets, bell } = self;
+        let Welcome { part, folder, addrs, impairments } = given;
         let former_connections = if folder.as_os_str().is_empty() {
             FormerConnections::Nowhere
         } else {
@@ -109,13 +113,22 @@ impl Joined {
             },
             ..config
         };
-        let others = Strays { host: Arc::clone(&host), part };
-        let device = Arc::new(SoftDevice::open_among(config, Some(Arc::new(others)))?);
+        let rings = Arc::new(Rings::new(part, Arc::clone(&host), bell));
+        let others = Among {
+            strays: Some(Arc::new(Strays { host: Arc::clone(&host), part })),
+            rings: Some(Arc::clone(&rings)),
+        };
+        let device = Arc::new(SoftDevice::open_among(config, others)?);
         let (sender, answers) = channel();
-        let reader = (Arc::clone(&host), Arc::downgrade(&device));
+        let reader = Reader {
+            host: Arc::clone(&host),
+            device: Arc::downgrade(&device),
+            rings,
+            answers: sender,
+        };
         thread::Builder::new()
             .name("bowline-share".to_owned())
-            .spawn(move || read(&reader.0, &reader.1, &sender))
+            .spawn(move || reader.run())
             .map_err(|error| Error::System {
                 what: "starting a thread".to_owned(),
                 errno: Errno::of(&error),
@@ -158,24 +171,45 @@ impl Seen {
     }
 }
 
-/// Takes what the host sends, until it ends: with it, the device does.
-fn read(host: &OwnedFd, device: &Weak<SoftDevice>, answers: &Sender<i32>) {
-    while let Ok(Some((message, _))) = Message::receive(host) {
-        match message {
-            Message::Packet(from, to, payload) => {
-                let Some(device) = device.upgrade() else { return };
-                device.take_in_one(from, to, &payload);
+/// Takes what the host sends.
+struct Reader {
+    host: Arc<OwnedFd>,
+    device: Weak<SoftDevice>,
+    rings: Arc<Rings>,
+    answers: Sender<i32>,
+}
+
+impl Reader {
+    /// Runs until the host ends: with it, the device does.
+    fn run(&self) {
+        while let Ok(Some((message, fds))) = Message::receive(&*self.host) {
+            if self.take(message, fds).is_none() {
+                break;
             }
-            Message::Answer(errno) => {
-                if answers.send(errno).is_err() {
-                    return;
-                }
-            }
-            _ => break,
+        }
+        if let Some(device) = self.device.upgrade() {
+            device.fail();
         }
     }
-    if let Some(device) = device.upgrade() {
-        device.fail();
+
+    /// Takes a message; `None`: nothing more is to be taken.
+    fn take(&self, message: Message, fds: Vec<OwnedFd>) -> Option<()> {
+        let mut fds = fds.into_iter();
+        match message {
+            Message::Packet(from, to, payload) => {
+                self.device.upgrade()?.take_in_one(from, to, &payload);
+            }
+            Message::Answer(errno) => self.answers.send(errno).ok()?,
+            // Without a ring, packets go by sockets.
+            Message::RingTo(part) => _ = self.rings.add_writer(part, fds.next()?, fds.next()?),
+            Message::RingFrom(part) => _ = self.rings.add_reader(part, fds.next()?),
+            Message::Left(part) => {
+                self.device.upgrade()?.catch_up();
+                self.rings.remove(part);
+            }
+            _ => return None,
+        }
+        Some(())
     }
 }
 

@@ -1,6 +1,6 @@
 //! The process that owns the addresses.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
@@ -10,11 +10,12 @@ use std::time::Duration;
 
 use bowline_base::Errno;
 use bowline_verbs::Error;
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
-use rustix::net::{RecvFlags, recv};
+use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
 
 use super::message::{ADDRS_MAX, FORMAT, Message, Seen, Welcome};
-use super::{Others, Owner, PortSpace, owner};
+use super::{Among, Others, Owner, PortSpace, owner, ring};
 use crate::connection_files::ConnectionFiles;
 use crate::udp::Endpoint;
 use crate::{EarlySockets, Impairments, SoftConfig, SoftDevice, sys};
@@ -36,11 +37,23 @@ struct Group {
     sockets: Vec<OwnedFd>,
 }
 
+/// A guest.
+#[derive(Debug)]
+struct Member {
+    socket: Arc<OwnedFd>,
+    /// Wakes it for what comes by a ring.
+    bell: OwnedFd,
+    /// It is leaving: there are no more rings for it.
+    is_leaving: bool,
+}
+
 #[derive(Debug, Default)]
 struct State {
     groups: Vec<Group>,
     /// Guests, by part.
-    guests: HashMap<u8, Arc<OwnedFd>>,
+    guests: HashMap<u8, Member>,
+    /// Rings: from which part to which.
+    rings: HashSet<(u8, u8)>,
     /// Parts that have listeners.
     listeners: HashMap<(PortSpace, SocketAddr), u8>,
     /// Part that the next guest gets if it is free: a number is used again as late as can be.
@@ -74,7 +87,7 @@ impl State {
                 *all.iter().find_map(|ip| self.listeners.get(&at(*ip)))?
             }
         };
-        self.guests.get(&part)
+        self.guests.get(&part).map(|guest| &guest.socket)
     }
 
     /// Returns a part that no guest has.
@@ -145,7 +158,7 @@ impl Others for Inner {
         };
         let Some(guest) = self.lock().guest_for(owner, to).map(Arc::clone) else { return false };
         // One that does not read loses it, as in a network: peers send it again.
-        let _ = Message::Packet(from, to, payload.to_vec()).send_now(&*guest);
+        let _ = Message::Packet(from, to, payload.to_vec()).send_now(&*guest, &[]);
         true
     }
 }
@@ -203,10 +216,11 @@ impl Host {
         })?;
         drop(state);
         let core = bowline_roce::Config { part: Some(OWN_PART), ..config.core };
-        let others: Arc<dyn Others> = Arc::<Inner>::clone(&inner);
+        let strays: Arc<dyn Others> = Arc::<Inner>::clone(&inner);
+        let others = Among { strays: Some(strays), rings: None };
         let early_sockets = EarlySockets::bound(sockets);
         let config = SoftConfig { addrs, early_sockets, core, ..config };
-        let device = Arc::new(SoftDevice::open_among(config, Some(others))?);
+        let device = Arc::new(SoftDevice::open_among(config, others)?);
         // The first one.
         let _ = inner.device.set(Arc::downgrade(&device));
         Ok((Self(inner), device))
@@ -250,7 +264,7 @@ impl Host {
             seen.processes = state.guests.len() as u8; // of the numbers of parts
             seen.addrs = state.groups.iter().map(|group| (group.addr, group.link)).collect();
         }
-        Message::Seen(seen).send_now(guest)?;
+        Message::Seen(seen).send_now(guest, &[])?;
         Ok(true)
     }
 
@@ -283,6 +297,8 @@ impl Host {
             Err(error) => return refuse(error.errno(), &error.to_string()),
         };
         set_socket_timeout(&*guest, Timeout::Recv, None)?;
+        // One that reads nothing holds nobody else up for long.
+        set_socket_timeout(&*guest, Timeout::Send, Some(PATIENCE))?;
         let ended = self.talk(part, &guest);
         self.leave(part);
         ended
@@ -304,9 +320,11 @@ impl Host {
         let welcome = Welcome { part, folder, addrs, impairments: self.0.impairments.clone() };
         let sockets: Vec<_> =
             state.groups.iter().filter_map(|group| group.sockets.get(usize::from(part))).collect();
-        let fds: Vec<_> = sockets.iter().map(|socket| socket.as_fd()).collect();
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(system)?;
+        let fds: Vec<_> =
+            sockets.iter().map(|socket| socket.as_fd()).chain([bell.as_fd()]).collect();
         Message::Welcome(welcome).send(&**guest, &fds).map_err(system)?;
-        state.guests.insert(part, Arc::clone(guest));
+        state.guests.insert(part, Member { socket: Arc::clone(guest), bell, is_leaving: false });
         Ok(part)
     }
 
@@ -323,6 +341,8 @@ impl Host {
                         state.listeners.remove(&(space, at));
                     }
                 }
+                // Without a ring, packets go by sockets.
+                Message::Ring(to) => drop(self.ring(part, to)),
                 Message::Stray(from, to, payload) => {
                     if !self.0.take(from, to, &payload)
                         && let Some(device) = self.device()
@@ -368,9 +388,49 @@ impl Host {
         0
     }
 
-    /// Ends what a guest that is gone has left: its listeners, and its connections, also at their
-    /// peers.
+    /// Makes a ring from a guest to another one, which learns of it first.
+    fn ring(&self, from: u8, to: u8) -> io::Result<()> {
+        let mut state = self.0.lock();
+        let State { guests, rings, .. } = &mut *state;
+        let (Some(writer), Some(reader)) = (guests.get(&from), guests.get(&to)) else {
+            return Ok(());
+        };
+        if from == to || reader.is_leaving || rings.contains(&(from, to)) {
+            return Ok(());
+        }
+        let memory = ring::memory()?;
+        Message::RingFrom(from).send_now(&*reader.socket, &[memory.as_fd()])?;
+        rings.insert((from, to));
+        let fds = [memory.as_fd(), reader.bell.as_fd()];
+        Ok(Message::RingTo(to).send_now(&*writer.socket, &fds)?)
+    }
+
+    /// Has everybody with a ring to or from a part that is gone forget it, before another guest
+    /// gets its number.
+    fn end_rings(&self, part: u8) {
+        let mut state = self.0.lock();
+        let State { guests, rings, .. } = &mut *state;
+        if let Some(guest) = guests.get_mut(&part) {
+            guest.is_leaving = true;
+        }
+        let others = guests.iter().filter(|(other, _)| {
+            rings.contains(&(part, **other)) || rings.contains(&(**other, part))
+        });
+        let others: Vec<_> = others.map(|(_, other)| Arc::clone(&other.socket)).collect();
+        rings.retain(|(from, to)| *from != part && *to != part);
+        drop(state);
+        for other in others {
+            // Without this it would send to nobody: one that takes nothing has its socket closed.
+            if Message::Left(part).send(&*other, &[]).is_err() {
+                let _ = shutdown(&*other, Shutdown::Both);
+            }
+        }
+    }
+
+    /// Ends what a guest that is gone has left: its rings, its listeners, and its connections, also
+    /// at their peers.
     fn leave(&self, part: u8) {
+        self.end_rings(part);
         let mut state = self.0.lock();
         state.guests.remove(&part);
         state.listeners.retain(|_, of| *of != part);
@@ -393,7 +453,7 @@ const ANOTHER_USER: &str = "the RDMA addresses of this machine are shared among 
 /// Says why a process gets nothing.
 fn send_refusal(guest: impl AsFd, errno: Errno, why: &str) {
     // One that is gone, or does not read, need not know.
-    let _ = Message::Refused(errno.0, why.to_owned()).send_now(guest);
+    let _ = Message::Refused(errno.0, why.to_owned()).send_now(guest, &[]);
 }
 
 /// Copies of the sockets of a part.

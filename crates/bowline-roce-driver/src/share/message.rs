@@ -18,9 +18,11 @@ use rustix::net::{
 use crate::Impairments;
 
 /// Version of all messages.
-pub(super) const FORMAT: u8 = 2;
+pub(super) const FORMAT: u8 = 3;
 /// Most addresses that are shared: a message carries their sockets.
 pub(super) const ADDRS_MAX: usize = 64;
+/// Most descriptors that come with a message: a welcome has the guest's bell as well.
+const FDS_MAX: usize = ADDRS_MAX + 1;
 /// Longest message: a packet with its addresses.
 const MESSAGE_MAX: usize = 9 << 10;
 
@@ -34,6 +36,10 @@ const ANSWER: u8 = 7;
 const PACKET: u8 = 8;
 const LOOK: u8 = 9;
 const SEEN: u8 = 10;
+const RING: u8 = 11;
+const RING_TO: u8 = 12;
+const RING_FROM: u8 = 13;
+const LEFT: u8 = 14;
 
 const TCP: u8 = 1;
 const UDP: u8 = 2;
@@ -49,7 +55,7 @@ pub(super) enum Message {
     Unlisten(PortSpace, SocketAddr),
     /// A guest has received what is not its own.
     Stray(SocketAddr, IpAddr, Vec<u8>),
-    /// The guest has a part. The sockets of its addresses come along.
+    /// The guest has a part. The sockets of its addresses come along, and its bell.
     Welcome(Welcome),
     /// The guest gets nothing, and why.
     Refused(i32, String),
@@ -57,6 +63,14 @@ pub(super) enum Message {
     Answer(i32),
     /// A datagram for this guest.
     Packet(SocketAddr, IpAddr, Vec<u8>),
+    /// A guest wants to send to this part by memory.
+    Ring(u8),
+    /// The guest may send to this part by the memory that comes along, and ring the bell.
+    RingTo(u8),
+    /// This part sends to the guest by the memory that comes along.
+    RingFrom(u8),
+    /// This part, to or from which the guest has a ring, is gone.
+    Left(u8),
     /// A process wants to know what there is, and no part of it.
     Look(u8),
     /// What there is.
@@ -160,6 +174,10 @@ impl Message {
         match self {
             Self::Join(format) => out.extend([JOIN, *format]),
             Self::Look(format) => out.extend([LOOK, *format]),
+            Self::Ring(part) => out.extend([RING, *part]),
+            Self::RingTo(part) => out.extend([RING_TO, *part]),
+            Self::RingFrom(part) => out.extend([RING_FROM, *part]),
+            Self::Left(part) => out.extend([LEFT, *part]),
             Self::Seen(Seen { host, processes, addrs }) => {
                 out.push(SEEN);
                 out.extend(host.to_le_bytes());
@@ -203,6 +221,10 @@ impl Message {
         let message = match kind {
             JOIN => Self::Join(take::<1>(bytes)?[0]),
             LOOK => Self::Look(take::<1>(bytes)?[0]),
+            RING => Self::Ring(take::<1>(bytes)?[0]),
+            RING_TO => Self::RingTo(take::<1>(bytes)?[0]),
+            RING_FROM => Self::RingFrom(take::<1>(bytes)?[0]),
+            LEFT => Self::Left(take::<1>(bytes)?[0]),
             SEEN => {
                 let host = u32::from_le_bytes(*take(bytes)?);
                 let [processes] = *take(bytes)?;
@@ -238,14 +260,14 @@ impl Message {
         bytes.is_empty().then_some(message)
     }
 
-    /// Sends the message, with descriptors for a welcome.
+    /// Sends the message and descriptors.
     pub(super) fn send(&self, to: impl AsFd, fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
         self.send_with(to, fds, SendFlags::NOSIGNAL)
     }
 
     /// Sends the message if there is room for it at once.
-    pub(super) fn send_now(&self, to: impl AsFd) -> Result<(), Errno> {
-        self.send_with(to, &[], SendFlags::NOSIGNAL | SendFlags::DONTWAIT)
+    pub(super) fn send_now(&self, to: impl AsFd, fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
+        self.send_with(to, fds, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)
     }
 
     fn send_with(
@@ -254,7 +276,7 @@ impl Message {
         fds: &[BorrowedFd<'_>],
         flags: SendFlags,
     ) -> Result<(), Errno> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(ADDRS_MAX))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !fds.is_empty() {
             control.push(SendAncillaryMessage::ScmRights(fds));
@@ -270,7 +292,7 @@ impl Message {
 
     /// Receives the next message and the descriptors that come with it; `None` at the end.
     pub(super) fn receive(from: impl AsFd) -> Result<Option<(Self, Vec<OwnedFd>)>, Errno> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(ADDRS_MAX))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let mut bytes = vec![0; MESSAGE_MAX];
         let received = loop {
@@ -318,6 +340,10 @@ mod tests {
             Message::Answer(98),
             Message::Packet(at, six.ip(), Vec::new()),
             Message::Look(1),
+            Message::Ring(7),
+            Message::RingTo(255),
+            Message::RingFrom(1),
+            Message::Left(2),
             Message::Seen(Seen { host: 77, processes: 3, addrs: vec![(six.ip(), 5)] }),
         ] {
             let bytes = message.encode();

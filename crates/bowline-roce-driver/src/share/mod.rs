@@ -11,7 +11,8 @@
 //! The highest byte of a queue pair number says whose it is, so the system gives each packet to the
 //! right socket by itself, and nothing stands between a process and its packets. Only messages of
 //! the connection manager, which all go to queue pair 1, come to the host first: [`Host`] finds
-//! their owner by the listener, or by the communication id or the number of a lookup.
+//! their owner by the listener, or by the communication id or the number of a lookup. Between two
+//! guests packets go by memory, without the system (`ring.rs`).
 //!
 //! A guest has a socket of the shared port, by which it could take the packets of others, so guests
 //! are of the host's user, or root.
@@ -19,8 +20,11 @@
 mod guest;
 mod host;
 mod message;
+mod ring;
+mod rings;
 
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
 use bowline_wire::roce::cm::{CmMad, CmMessage};
 use bowline_wire::roce::{Packet, datagram_service_port, service_port};
@@ -28,6 +32,8 @@ use bowline_wire::roce::{Packet, datagram_service_port, service_port};
 pub use guest::{Guest, Joined};
 pub use host::Host;
 pub use message::Seen;
+pub(crate) use ring::Came;
+pub(crate) use rings::{BurstBuffer, Rings, Sent, burst_buffer};
 
 /// Number of the queue pair of connection messages.
 const GSI_QPN: u32 = 1;
@@ -82,4 +88,12 @@ const ICRC_LEN: usize = 4;
 pub(crate) trait Others: std::fmt::Debug + Send + Sync {
     /// Takes a datagram, or returns false: it is this device's.
     fn take(&self, from: SocketAddr, to: IpAddr, payload: &[u8]) -> bool;
+}
+
+/// What a device has of others with the same addresses; nothing where it is alone.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Among {
+    pub(crate) strays: Option<Arc<dyn Others>>,
+    /// Memory by which processes of one host send to each other.
+    pub(crate) rings: Option<Arc<Rings>>,
 }
