@@ -89,7 +89,8 @@ pub mod event_loop {}
 
 /// RDS and disks in tasks.
 ///
-/// Calls of RDS for tasks need a runtime of tokio, for their time limits. Those of disks and of
+/// Calls of RDS for tasks need a runtime of tokio, for their time limits and, on the host's node,
+/// for its descriptors. Those of disks and of
 /// RTRS ([`call_async`](crate::rtrs::client::Session::call_async)) run in any. All are cancel safe,
 /// in the sense that each one states.
 ///

@@ -159,6 +159,22 @@ fn addresses_may_be_texts_pairs_and_numbers() {
 }
 
 #[test]
+fn a_socket_in_a_log_is_one_line_without_contents() {
+    let pair = Pair::new(45);
+    let (a, b) = pair.sockets(4000);
+    a.connect(pair.b(4000)).unwrap();
+    a.send(b"secret").unwrap();
+    b.recv_message().unwrap();
+    let text = format!("{a:?}");
+    let (local, peer) = (pair.a(4000), pair.b(4000));
+    assert_eq!(
+        text,
+        format!("Socket {{ local: Some({local}), peer: Some({peer}), node: process }}")
+    );
+    assert_eq!(format!("{:?}", pair.left), "Node(process)");
+}
+
+#[test]
 fn errors_carry_the_kernels_numbers() {
     let pair = Pair::new(6);
     let errno = |error: Error| error.errno();

@@ -642,3 +642,115 @@ fn preload_library() -> PathBuf {
     assert!(status.success(), "cargo builds the library");
     folder.join("libbowline_preload.so")
 }
+
+#[test]
+fn a_socket_in_a_log_is_one_line() {
+    let scene = Scene::new(893);
+    let a = scene.socket(scene.a(4000));
+    let local = scene.a(4000);
+    assert_eq!(
+        format!("{a:?}"),
+        format!("Socket {{ local: Some({local}), peer: None, node: host }}")
+    );
+    assert_eq!(format!("{:?}", Node::at(&scene.place).unwrap()), "Node(host)");
+}
+
+/// Sockets of the host's node in tasks: all calls, on one thread.
+#[cfg(feature = "tokio")]
+mod tasks {
+    use super::*;
+
+    fn runtime() -> tokio::runtime::Runtime {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+    }
+
+    #[test]
+    fn tasks_exchange_messages() {
+        const ROUNDS: u32 = 500;
+        let scene = Scene::new(890);
+        let (a, b) = scene.pair(4000);
+        let (at_a, at_b) = (scene.a(4000), scene.b(4000));
+        runtime().block_on(async {
+            let server = async {
+                for round in 0..ROUNDS {
+                    let mut buf = [0; 8];
+                    let message = if round % 2 == 0 {
+                        b.recv_async().await.unwrap().to_vec()
+                    } else {
+                        let (len, from) = b.recv_from_async(&mut buf).await.unwrap();
+                        assert_eq!(from, at_a);
+                        buf[..len].to_vec()
+                    };
+                    b.send_to_async(&message, at_a).await.unwrap();
+                }
+            };
+            let client = async {
+                for i in 0..ROUNDS {
+                    a.send_vectored_to_async(&[IoSlice::new(&i.to_be_bytes())], at_b)
+                        .await
+                        .unwrap();
+                    a.wait_async(Interest::READ).await.unwrap();
+                    assert_eq!(a.recv_async().await.unwrap().to_vec(), i.to_be_bytes());
+                }
+                a.flush_async().await.unwrap();
+            };
+            let both = async { tokio::join!(server, client) };
+            tokio::time::timeout(LIMIT, both).await.unwrap();
+        });
+    }
+
+    #[test]
+    fn tasks_wait_for_room_and_for_time_limits() {
+        const COUNT: u32 = 3000;
+        let scene = Scene::new(891);
+        let (a, b) = scene.pair(4000);
+        let to = scene.b(4000);
+        runtime().block_on(async {
+            b.set_recv_timeout(Some(SHORT));
+            assert_eq!(b.recv_async().await.unwrap_err().errno(), 110);
+            b.set_recv_timeout(None);
+            // More than both buffers hold: it waits for room, and for a congested port.
+            let sender = async {
+                for i in 0..COUNT {
+                    let mut message = [0; 2000];
+                    message[..4].copy_from_slice(&i.to_be_bytes());
+                    a.send_to_async(&message, to).await.unwrap();
+                }
+            };
+            let receiver = async {
+                let mut messages = Vec::new();
+                while messages.len() < COUNT as usize {
+                    b.recv_batch_async(&mut messages, 16).await.unwrap();
+                    tokio::task::yield_now().await;
+                }
+                for (i, message) in (0..COUNT).zip(&messages) {
+                    assert_eq!(message.to_vec()[..4], i.to_be_bytes());
+                }
+            };
+            let both = async { tokio::join!(sender, receiver) };
+            tokio::time::timeout(LIMIT, both).await.unwrap();
+        });
+    }
+
+    /// Several tasks wait for one socket: each message comes to one of them.
+    #[test]
+    fn tasks_share_a_socket() {
+        let scene = Scene::new(892);
+        let (a, b) = scene.pair(4000);
+        let to = scene.b(4000);
+        runtime().block_on(async {
+            let one = || async { b.recv_async().await.unwrap().to_vec()[0] };
+            let send = async {
+                tokio::time::sleep(SHORT).await;
+                for number in 1..=3_u8 {
+                    a.send_to_async(&[number], to).await.unwrap();
+                }
+            };
+            let all = async { tokio::join!(one(), one(), one(), send) };
+            let (x, y, z, ()) = tokio::time::timeout(LIMIT, all).await.unwrap();
+            let mut came = [x, y, z];
+            came.sort_unstable();
+            assert_eq!(came, [1, 2, 3]);
+        });
+    }
+}

@@ -1,5 +1,6 @@
 //! Nodes.
 
+use core::fmt;
 use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
@@ -25,16 +26,23 @@ use super::{Builder, Error, Event, Info, Socket, ToAddr};
 /// process that ends without dropping its node, as by [`std::process::exit`], leaves up to 10
 /// milliseconds of what it received unacknowledged. The host's node continues, and belongs to
 /// whoever runs it: what changes it, or shows all of it, is not for its users.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Node {
     of: Of,
 }
 
 /// Whose node it is.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 enum Of {
     Process(Driver),
     Host(Host),
+}
+
+/// Whose it is, and nothing of what it has.
+impl fmt::Debug for Node {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.owned().is_some() { "Node(process)" } else { "Node(host)" })
+    }
 }
 
 impl Node {

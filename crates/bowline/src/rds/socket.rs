@@ -1,5 +1,6 @@
 //! Sockets.
 
+use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::io::IoSlice;
 use std::net::SocketAddr;
@@ -21,7 +22,6 @@ const FOREVER: u64 = u64::MAX;
 
 /// An RDS socket. Dropping it closes it. That cancels unacknowledged messages, as with the kernel:
 /// call [`flush`](Self::flush) before, if that matters.
-#[derive(Debug)]
 pub struct Socket {
     of: Of,
     nonblocking: AtomicBool,
@@ -31,12 +31,31 @@ pub struct Socket {
 }
 
 /// Whose socket it is.
-#[derive(Debug)]
 enum Of {
     /// A node's of this process.
     Process(Driver, SocketId),
     /// The host's.
     Host(HostSocket),
+}
+
+impl Of {
+    const fn kind(&self) -> &'static str {
+        match self {
+            Self::Process(..) => "process",
+            Self::Host(_) => "host",
+        }
+    }
+}
+
+/// The addresses, and nothing of what is sent.
+impl fmt::Debug for Socket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Socket")
+            .field("local", &self.local_addr())
+            .field("peer", &self.peer_addr())
+            .field("node", &format_args!("{}", self.of.kind()))
+            .finish()
+    }
 }
 
 impl Drop for Socket {
@@ -258,6 +277,14 @@ impl Socket {
         let blocking = self.blocking(&self.send_timeout);
         let msg = SendMsg { blocking: blocking != Blocking::Never, ..msg };
         Ok(driver.send(id, &msg, blocking)?)
+    }
+
+    #[cfg(feature = "tokio")]
+    pub(super) const fn host_socket(&self) -> Option<&HostSocket> {
+        match &self.of {
+            Of::Process(..) => None,
+            Of::Host(socket) => Some(socket),
+        }
     }
 
     /// Returns what a socket of this process has; the host's node has none of it.

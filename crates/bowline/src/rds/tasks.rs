@@ -2,17 +2,25 @@
 //!
 //! A future does nothing before it is polled. A socket that is used by a task need not be
 //! non-blocking, and its time limits hold for tasks as well.
+//!
+//! Tasks wait for a socket of the host's node at its descriptor, so their runtime has its IO driver
+//! enabled (`enable_io` or `enable_all`).
 
 use core::future::{Future, poll_fn};
-use std::io::IoSlice;
+use std::io::{self, IoSlice};
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use bowline_rds::{Interest, RecvOpts, SendControl, SendMsg};
 use bowline_rds_driver::{Blocking, Error as DriverError};
+use tokio::io::Interest as Ready;
+use tokio::io::unix::AsyncFd;
 
+use super::error::HostError;
+use super::host::{HostSocket, Waits};
 use super::socket::from_nanos;
 use super::{Error, Message, Node, Socket, ToAddr};
 
@@ -38,8 +46,8 @@ impl Socket {
     /// dropped before.
     ///
     /// # Errors
-    /// As [`send_to`](Self::send_to); `ETIMEDOUT` after the send timeout; `EOPNOTSUPP` (95) for a
-    /// socket of the host's node: send from a thread that may wait.
+    /// As [`send_to`](Self::send_to); `ETIMEDOUT` after the send timeout; `EMFILE` (24) when the
+    /// process has no descriptors left, for a socket of the host's node.
     pub async fn send_to_async(&self, payload: &[u8], to: impl ToAddr) -> Result<usize, Error> {
         self.send_message_async(Some(to.to_addr()?), &[IoSlice::new(payload)], &[]).await
     }
@@ -101,10 +109,17 @@ impl Socket {
     }
 
     async fn send_waiting(&self, msg: &SendMsg<'_>) -> Result<usize, Error> {
+        let limit = from_nanos(self.send_timeout.load(Relaxed));
+        if let Some(socket) = self.host_socket() {
+            let lent = msg.lent.map(|lent| IoSlice::new(lent));
+            let payload = lent.as_ref().map_or(msg.payload, std::slice::from_ref);
+            let send = || socket.send(msg.name, payload, msg.control, Waits::No);
+            return limited(limit, when_ready(socket, Interest::WRITE, send)).await;
+        }
         let (driver, id) = self.in_process()?;
         let msg = SendMsg { blocking: true, ..*msg };
         let sent = poll_fn(|cx| driver.poll_send(id, &msg, cx));
-        limited(from_nanos(self.send_timeout.load(Relaxed)), sent).await
+        limited(limit, sent).await
     }
 
     /// Sends messages from a task, which waits for the first only; returns how many were accepted.
@@ -119,6 +134,9 @@ impl Socket {
         let Some(((to, payload), rest)) = messages.split_first() else { return Ok(0) };
         self.send_to_async(payload, *to).await?;
         // No await from here on: the first message is sent, so this must become ready.
+        if let Some(socket) = self.host_socket() {
+            return Ok(1 + socket.send_batch(rest, Waits::No).unwrap_or(0));
+        }
         let (driver, id) = self.in_process()?;
         let rest = rest.iter().map(|(to, payload)| (Some(*to), *payload));
         Ok(1 + driver.send_batch(id, rest, Blocking::Never).unwrap_or(0))
@@ -129,13 +147,18 @@ impl Socket {
     /// Cancel safe: when this is dropped before it is ready, no message is lost.
     ///
     /// # Errors
-    /// `ETIMEDOUT` after the receive timeout; `EOPNOTSUPP` (95) for a socket of the host's node:
-    /// wait for its [descriptor](Self::event_fd).
+    /// `ETIMEDOUT` after the receive timeout; `EMFILE` (24) when the process has no descriptors
+    /// left, for a socket of the host's node.
     pub async fn recv_async(&self) -> Result<Message, Error> {
+        let limit = from_nanos(self.recv_timeout.load(Relaxed));
+        if let Some(socket) = self.host_socket() {
+            let receive = || socket.recv_message(Waits::No);
+            return limited(limit, when_ready(socket, Interest::READ, receive)).await;
+        }
         let (driver, id) = self.in_process()?;
         let opts = RecvOpts { want_control: true, ..RecvOpts::default() };
         let received = poll_fn(|cx| driver.poll_recv(id, opts, cx));
-        let received = limited(from_nanos(self.recv_timeout.load(Relaxed)), received).await?;
+        let received = limited(limit, received).await?;
         Ok(Message::new(received, driver))
     }
 
@@ -148,9 +171,14 @@ impl Socket {
     /// # Errors
     /// As [`recv_async`](Self::recv_async).
     pub async fn recv_from_async(&self, buf: &mut [u8]) -> Result<(usize, SocketAddr), Error> {
+        let limit = from_nanos(self.recv_timeout.load(Relaxed));
+        if let Some(socket) = self.host_socket() {
+            let receive = || socket.recv_from(buf, Waits::No);
+            return limited(limit, when_ready(socket, Interest::READ, receive)).await;
+        }
         let (driver, id) = self.in_process()?;
         let received = poll_fn(|cx| driver.poll_recv_into(id, buf, cx));
-        limited(from_nanos(self.recv_timeout.load(Relaxed)), received).await
+        limited(limit, received).await
     }
 
     /// Appends up to `max` messages to `messages` in a task, which waits for the first only;
@@ -170,6 +198,9 @@ impl Socket {
         }
         messages.push(self.recv_async().await?);
         // No await from here on: the first message is taken, so this must become ready.
+        if let Some(socket) = self.host_socket() {
+            return Ok(1 + socket.recv_batch(messages, max - 1, Waits::No).unwrap_or(0));
+        }
         let (driver, id) = self.in_process()?;
         let opts = RecvOpts { want_control: true, ..RecvOpts::default() };
         let push = |received| messages.push(Message::new(received, driver));
@@ -181,8 +212,15 @@ impl Socket {
     /// Cancel safe: it changes nothing.
     ///
     /// # Errors
-    /// `EBADF` after [`close`](Self::close); `EOPNOTSUPP` (95) for a socket of the host's node.
+    /// `EBADF` after [`close`](Self::close).
     pub async fn wait_async(&self, interest: Interest) -> Result<(), Error> {
+        if let Some(socket) = self.host_socket() {
+            let wait = || match socket.wait(interest, Some(Duration::ZERO)) {
+                Err(error) if error.is_timed_out() => Err(bowline_rds::Error::Empty.into()),
+                ready => ready,
+            };
+            return when_ready(socket, interest, wait).await;
+        }
         let (driver, id) = self.in_process()?;
         poll_fn(|cx| driver.poll_ready(id, interest, cx)).await?;
         Ok(())
@@ -195,9 +233,16 @@ impl Socket {
     ///
     /// # Errors
     /// `EBADF` after [`close`](Self::close); `ESHUTDOWN` when the node was shut down;
-    /// `ECONNREFUSED` (111) as [`flush`](Self::flush); `EOPNOTSUPP` (95) for a socket of the host's
-    /// node.
+    /// `ECONNREFUSED` (111) as [`flush`](Self::flush).
     pub async fn flush_async(&self) -> Result<(), Error> {
+        if let Some(socket) = self.host_socket() {
+            loop {
+                match socket.flush(Some(Duration::ZERO)) {
+                    Err(error) if error.is_timed_out() => tokio::time::sleep(PACE).await,
+                    flushed => return flushed,
+                }
+            }
+        }
         let (driver, id) = self.in_process()?;
         Ok(poll_fn(|cx| driver.poll_flush(id, cx)).await?)
     }
@@ -231,15 +276,57 @@ impl Node {
     }
 }
 
+/// Repeats a call that does not wait, on a socket of the host's node, whenever it may succeed.
+async fn when_ready<T>(
+    socket: &HostSocket,
+    interest: Interest,
+    mut call: impl FnMut() -> Result<T, Error>,
+) -> Result<T, Error> {
+    let (read, write) = (interest.contains(Interest::READ), interest.contains(Interest::WRITE));
+    let wanted = match (read, write) {
+        (true, true) => Ready::READABLE | Ready::WRITABLE,
+        (false, true) => Ready::WRITABLE,
+        _ => Ready::READABLE,
+    };
+    let mut was_ready = false;
+    loop {
+        match call() {
+            Err(error) if error.is_would_block() => {}
+            done => return done,
+        }
+        if was_ready {
+            // What it waits for is not seen at the descriptor, as with a congested destination, or
+            // another task was faster.
+            tokio::time::sleep(PACE).await;
+        }
+        // A copy, since several tasks may wait for one socket. What it is ready for already is seen
+        // when it is registered.
+        let copy = socket.descriptor()?.try_clone().map_err(no_descriptor)?;
+        let registered = registered(copy, wanted).map_err(no_descriptor)?;
+        drop(registered.ready(wanted).await.map_err(no_descriptor)?);
+        was_ready = true;
+    }
+}
+
+#[allow(deprecated, reason = "its successor is unsafe, for descriptors that are not owned")]
+fn registered(fd: OwnedFd, wanted: Ready) -> io::Result<AsyncFd<OwnedFd>> {
+    AsyncFd::with_interest(fd, wanted)
+}
+
+/// The process, or the runtime, has no place for a descriptor.
+fn no_descriptor(error: io::Error) -> Error {
+    HostError::from_call(bowline_base::Errno::of(&error)).into()
+}
+
 /// Ends a call after a time. The call is dropped then, and so must be cancel safe.
-async fn limited<T>(
+async fn limited<T, E: Into<Error>>(
     limit: Option<Duration>,
-    call: impl Future<Output = Result<T, DriverError>>,
+    call: impl Future<Output = Result<T, E>>,
 ) -> Result<T, Error> {
     match limit {
-        None => Ok(call.await?),
+        None => call.await.map_err(Into::into),
         Some(limit) => match tokio::time::timeout(limit, call).await {
-            Ok(result) => Ok(result?),
+            Ok(result) => result.map_err(Into::into),
             Err(_) => Err(DriverError::TimedOut.into()),
         },
     }
