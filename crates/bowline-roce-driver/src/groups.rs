@@ -37,9 +37,17 @@ const TURN: usize = 64;
 #[derive(Debug)]
 struct Group {
     addr: IpAddr,
+    /// Interface to which its socket is bound; 0: all.
+    scope: u32,
     socket: Arc<OwnedFd>,
     /// Interfaces on which it was joined, and how often.
     joined: Vec<(u32, usize)>,
+}
+
+impl Group {
+    fn is(&self, addr: IpAddr, scope: u32) -> bool {
+        (self.addr, self.scope) == (addr, scope)
+    }
 }
 
 /// The thread, and what wakes it.
@@ -68,8 +76,22 @@ fn system(what: String, errno: Errno) -> Error {
     Error::System { what, errno: Number(errno.raw_os_error()) }
 }
 
+/// Returns the interface of a group that is another one on each: one of a link, or of a machine
+/// alone. 0 for others.
+fn scope(group: IpAddr, index: u32) -> u32 {
+    /// In the second byte of the address (RFC 4291, section 2.7).
+    const INTERFACE_LOCAL: u8 = 1;
+    const LINK_LOCAL: u8 = 2;
+    match group {
+        IpAddr::V6(group) if matches!(group.octets()[1] & 0xf, INTERFACE_LOCAL | LINK_LOCAL) => {
+            index
+        }
+        _ => 0,
+    }
+}
+
 /// Makes the socket of a group.
-fn open(group: IpAddr, index: u32) -> Result<OwnedFd, Error> {
+fn open(group: IpAddr, scope: u32) -> Result<OwnedFd, Error> {
     let failed = |errno: Errno| match errno {
         Errno::ADDRINUSE => Error::AddrInUse(format!(
             "UDP port {ROCE_PORT} of all addresses is another program's, and {group} with it"
@@ -92,8 +114,8 @@ fn open(group: IpAddr, index: u32) -> Result<OwnedFd, Error> {
     }
     enlarge(socket.as_fd(), BUFFER);
     let at = match group {
-        // A group of one link has its number in the address.
-        IpAddr::V6(group) => SocketAddrV6::new(group, ROCE_PORT, 0, index).into(),
+        // The system binds the socket to that interface.
+        IpAddr::V6(group) => SocketAddrV6::new(group, ROCE_PORT, 0, scope).into(),
         IpAddr::V4(_) => SocketAddr::new(group, ROCE_PORT),
     };
     bind(&socket, &at).map_err(failed)?;
@@ -141,7 +163,8 @@ impl Groups {
             return Err(Error::Closed);
         }
         let failed = |errno| system(format!("joining {group} with {local}"), errno);
-        if let Some(known) = state.groups.iter_mut().find(|known| known.addr == group) {
+        let scope = scope(group, index);
+        if let Some(known) = state.groups.iter_mut().find(|known| known.is(group, scope)) {
             if let Some((_, times)) = known.joined.iter_mut().find(|(at, _)| *at == index) {
                 *times += 1;
             } else {
@@ -153,11 +176,11 @@ impl Groups {
         if state.groups.len() >= GROUPS_MAX {
             return Err(Error::Limit(Resource::MulticastGroups));
         }
-        let socket = open(group, index)?;
+        let socket = open(group, scope)?;
         join_on(&socket, group, local, index).map_err(failed)?;
         self.read_on(shared, &mut state)?;
         let socket = Arc::new(socket);
-        state.groups.push(Group { addr: group, socket, joined: vec![(index, 1)] });
+        state.groups.push(Group { addr: group, scope, socket, joined: vec![(index, 1)] });
         state.kick();
         Ok(())
     }
@@ -166,7 +189,8 @@ impl Groups {
     pub(crate) fn leave(&self, group: IpAddr, index: u32) -> Result<(), Error> {
         let group = group.to_canonical();
         let mut state = lock(&self.0);
-        let at = state.groups.iter().position(|known| known.addr == group);
+        let scope = scope(group, index);
+        let at = state.groups.iter().position(|known| known.is(group, scope));
         let at = at.ok_or(Error::AddrNotAvailable)?;
         let known = &mut state.groups[at];
         let of = known.joined.iter().position(|(joined, _)| *joined == index);

@@ -3,16 +3,18 @@
 mod common;
 
 use std::net::IpAddr;
+use std::process::Command;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bowline_roce_driver::SoftDevice;
+use bowline_roce_driver::{SoftConfig, SoftDevice};
+use bowline_testkit::skipped;
 use bowline_verbs::{
     Buffer, CqId, Device, Error, InvalidReason, MrKeys, QpAttr, QpCap, QpInit, QpState, QpType,
     Qpn, RecvWr, SendFlags, SendOp, SendWr, Sge, UdDest,
 };
-use common::{ALL, PATIENCE, ip, open};
+use common::{ALL, PATIENCE, ip, open, open_with};
 
 const QKEY: u32 = 0x0123_4567;
 const LEN: usize = 64;
@@ -149,4 +151,59 @@ fn what_cannot_be_joined() {
     assert!(matches!(device.join(group, addr), Err(Error::AddrInUse(_))));
     drop(taken);
     device.join(group, addr).unwrap();
+}
+
+/// Set where the test runs among interfaces of its own.
+const APART: &str = "BOWLINE_TWO_INTERFACES";
+
+// tests [CMA-23]
+#[test]
+fn a_group_of_a_link_is_joined_on_each_of_two() {
+    if std::env::var_os(APART).is_none() {
+        let script = "ip link set lo up; for n in 1 2; do \
+            ip link add d$n type veth peer name e$n; ip link set e$n up; \
+            ip link set d$n up; ip address add fd00:$n::1/64 dev d$n nodad; \
+            ip address add fd00:$n::2/64 dev d$n nodad; done; exec \"$0\" \"$@\"";
+        let out = Command::new("unshare")
+            .args(["-rn", "sh", "-ec", script])
+            .arg(std::env::current_exe().unwrap())
+            .args(["a_group_of_a_link_is_joined_on_each_of_two", "--exact", "--nocapture"])
+            .env(APART, "1")
+            .output();
+        let out = match out {
+            Ok(out) => out,
+            Err(error) => return skipped::because(format_args!("no unshare: {error}")),
+        };
+        let text = String::from_utf8_lossy(&[out.stdout, out.stderr].concat()).into_owned();
+        if !text.contains("running 1 test") {
+            return skipped::because(format_args!("no interfaces of its own: {text}"));
+        }
+        assert!(out.status.success(), "{text}");
+        return;
+    }
+    let of = |host: u16| [1, 2].map(|link| IpAddr::from([0xfd00, link, 0, 0, 0, 0, 0, host]));
+    let device = |addrs: [IpAddr; 2]| {
+        End::new(&open_with(SoftConfig { addrs: addrs.to_vec(), ..SoftConfig::default() }))
+    };
+    let (member, sender) = (device(of(1)), device(of(2)));
+    for group in ["ff02::77", "ff12::77", "ff05::77"] {
+        let group: IpAddr = group.parse().unwrap();
+        let hears = |from: IpAddr, limit| {
+            sender.send(group, from);
+            member.heard(limit)
+        };
+        member.dev.attach(member.qp, group).unwrap();
+        for addr in of(1) {
+            member.dev.join(group, addr).unwrap();
+        }
+        for addr in of(2) {
+            assert!(hears(addr, PATIENCE), "{group} from {addr}");
+        }
+        member.dev.leave(group, of(1)[0]).unwrap();
+        assert!(hears(of(2)[1], PATIENCE), "{group}: joined there still");
+        assert!(!hears(of(2)[0], Duration::from_millis(20)), "{group}: left there");
+        member.dev.leave(group, of(1)[1]).unwrap();
+        assert_eq!(member.dev.leave(group, of(1)[1]), Err(Error::AddrNotAvailable));
+        member.dev.detach(member.qp, group).unwrap();
+    }
 }
