@@ -200,14 +200,15 @@ impl Groups {
             return Ok(());
         }
         known.joined.remove(of);
+        // Of the last one, too: the thread may have the socket a moment longer.
+        let left = leave_on(&known.socket, group, index);
         if known.joined.is_empty() {
-            // The end of the socket is the end of all.
+            // The end of the socket is the end of all, whatever the system said.
             state.groups.remove(at);
             state.kick();
             return Ok(());
         }
-        leave_on(&known.socket, group, index)
-            .map_err(|errno| system(format!("leaving {group}"), errno))
+        left.map_err(|errno| system(format!("leaving {group}"), errno))
     }
 
     /// Starts the thread that reads the groups' sockets, if it does not run.
