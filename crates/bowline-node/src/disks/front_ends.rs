@@ -462,8 +462,13 @@ impl DiskFrontEnds {
     ) -> Result<PreparedFrontEnds, Trouble> {
         let name = disk.local_name();
         let is_said = handed.is_unflushed.is_some();
-        self.begin_opening(disk, handed.may_be_unflushed())?;
+        let may_be_unflushed = handed.may_be_unflushed();
+        self.begin_opening(disk, may_be_unflushed)?;
         let kept = handed.kept.as_ref();
+        if let Some(kept) = kept.filter(|_| may_be_unflushed) {
+            // The former process may be of a version that does not know the note.
+            kept::note_unflushed(kept, true);
+        }
         let is_noted = self.are_kept || kept.is_some();
         let noted = is_noted.then(|| NotedDisk::new(disk, kept));
         let opened = self.opener(disk, noted, takes_back).open(front_ends, handed);
@@ -608,6 +613,10 @@ impl DiskFrontEnds {
         if let Some(disk) = self.client.disk(disk) {
             // Only now, since machines were served up to here.
             handed.is_unflushed = Some(is_unflushed(&disk, self.is_inherited(&disk)));
+        }
+        if let Some(kept) = &handed.kept {
+            // The next process may be of a version that does not know the note, and be killed.
+            kept::note_unflushed(kept, true);
         }
         Ok(handed)
     }

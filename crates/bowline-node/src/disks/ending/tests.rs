@@ -406,6 +406,39 @@ fn what_a_process_has_not_flushed_the_next_one_flushes() {
     assert_eq!(next.stores[0].asked(), [IoOp::Flush]);
 }
 
+/// One that does not know the note leaves it as it is, whatever it answers.
+#[test]
+fn a_note_is_not_believed_that_another_version_may_have_had() {
+    // tests [NB-72]
+    let rig = Rig::new(11, 1);
+    let (disk, name) = (&rig.disks[0], rig.disks[0].local_name());
+    let nbd = rig.folder.join("nbd");
+    let config = FrontEndConfig { nbd: Some(nbd.clone()), ..FrontEndConfig::default() };
+    let file = Arc::new(memfd_create("note", MemfdFlags::CLOEXEC).unwrap());
+    rustix::io::pwrite(&file, &[0; 16], 0).unwrap();
+    kept::note_unflushed(&file, false);
+    let serve = |nbd, is_unflushed| {
+        let kept = Some(Arc::clone(&file));
+        let handed = HandedFrontEnds { nbd: Some(nbd), kept, is_unflushed, ..Default::default() };
+        let begun = rig.front_ends.prepare(disk, &config, handed, false).unwrap();
+        rig.front_ends.begin(disk, begun).unwrap();
+    };
+    let listener = Arc::new(UnixListener::bind(&nbd).unwrap());
+    serve(nbd::Handed { listener, clients: Vec::new() }, Some(false));
+    assert!(!kept::may_be_unflushed(&file), "its former process knew it");
+    let handed = rig.front_ends.hand_over(name, FINISH_PATIENCE, &mut || {}).unwrap();
+    assert!(kept::may_be_unflushed(&file), "the next one may be killed, and not know it");
+    // One that has it from such a version, which says nothing else either.
+    kept::note_unflushed(&file, false);
+    serve(handed.nbd.unwrap(), None);
+    assert!(kept::may_be_unflushed(&file));
+    rig.front_ends.note_durable(name);
+    assert!(kept::may_be_unflushed(&file), "until this one has flushed");
+    sync::flush(&*rig.disks[0]).unwrap();
+    rig.front_ends.note_durable(name);
+    assert!(!kept::may_be_unflushed(&file));
+}
+
 /// For the next process of a service, should this one be killed.
 #[test]
 fn a_change_is_noted_until_it_is_durable() {
