@@ -57,3 +57,8 @@ fn shared_receive_queues_are_as_the_manual_says() {
 fn unreliable_connections_send_what_is_posted_in_any_way() {
     run("unreliable", "127.81.6.2");
 }
+
+#[test]
+fn a_queue_pair_that_has_gone_is_not_looked_at_when_its_id_leaves_a_group() {
+    run("groups", "127.81.6.3");
+}

@@ -1,20 +1,10 @@
 /* Shared receive queues as a program of C has them: calls in the right and the wrong order, and
- * their events. Prints the line of the first thing that is not as it must be. */
-#include <errno.h>
+ * their events. */
+#include "must.h"
 #include <netinet/in.h>
 #include <arpa/inet.h>
 #include <rdma/rdma_cma.h>
 #include <rdma/rdma_verbs.h>
-#include <stdio.h>
-#include <stdlib.h>
-
-#define MUST(what) \
-	do { \
-		if (!(what)) { \
-			printf("line %d: %s: %m\n", __LINE__, #what); \
-			exit(1); \
-		} \
-	} while (0)
 
 static struct ibv_context *context;
 static char bytes[4096];
@@ -115,7 +105,13 @@ static void ids(const char *addr)
 		.cap = { .max_send_wr = 1, .max_send_sge = 1 },
 		.qp_type = IBV_QPT_RC,
 	};
+	/* All of its receives may be this queue pair's. */
 	MUST(rdma_create_qp(id, NULL, &init) == 0 && id->qp->srq == id->srq);
+	MUST(id->recv_cq->cqe >= 4);
+	rdma_destroy_qp(id);
+	struct ibv_qp_init_attr_ex init_ex = { .cap = init.cap, .qp_type = IBV_QPT_RC };
+	MUST(rdma_create_qp_ex(id, &init_ex) == 0 && id->qp->srq == id->srq);
+	MUST(id->recv_cq->cqe >= 4);
 	struct ibv_mr *mr = rdma_reg_msgs(id, bytes, sizeof bytes);
 	MUST(mr && rdma_post_recv(id, NULL, bytes, 16, mr) == 0);
 	rdma_destroy_qp(id);
@@ -132,11 +128,8 @@ static void ids(const char *addr)
 
 int main(int count, char **words)
 {
-	struct ibv_device **list = ibv_get_device_list(NULL);
-	MUST(count == 2 && list && list[0]);
-	context = ibv_open_device(list[0]);
-	MUST(context);
-	ibv_free_device_list(list);
+	MUST(count == 2);
+	context = opened();
 	objects();
 	ids(words[1]);
 	MUST(ibv_close_device(context) == 0);

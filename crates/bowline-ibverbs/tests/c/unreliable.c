@@ -1,18 +1,7 @@
 /* Two unreliable connections of one process, with requests posted one by one, in a list and by the
- * extended calls. Prints the line of the first thing that is not as it must be. */
-#include <errno.h>
-#include <infiniband/verbs.h>
-#include <stdio.h>
-#include <stdlib.h>
+ * extended calls. */
+#include "must.h"
 #include <string.h>
-
-#define MUST(what) \
-	do { \
-		if (!(what)) { \
-			printf("line %d: %s: %m\n", __LINE__, #what); \
-			exit(1); \
-		} \
-	} while (0)
 
 static struct ibv_context *context;
 static struct ibv_pd *pd;
@@ -86,11 +75,7 @@ static struct ibv_wc next(int is_recv)
 
 int main(void)
 {
-	struct ibv_device **list = ibv_get_device_list(NULL);
-	MUST(list && list[0]);
-	context = ibv_open_device(list[0]);
-	MUST(context);
-	ibv_free_device_list(list);
+	context = opened();
 	pd = ibv_alloc_pd(context);
 	cq = ibv_create_cq(context, 16, NULL, NULL, 0);
 	int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
