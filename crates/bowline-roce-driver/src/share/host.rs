@@ -468,13 +468,30 @@ fn part_sockets(state: &State, part: u8) -> io::Result<Vec<(IpAddr, OwnedFd)>> {
 #[cfg(test)]
 mod tests {
     use rustix::net::{
-        AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen,
-        socket_with,
+        AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind,
+        listen, send, socket_with, socketpair,
     };
 
     use super::super::Joined;
     use super::*;
     use crate::SoftConfig;
+
+    /// A host opens its addresses only for one that is to be served.
+    #[test]
+    fn who_asks_for_nothing_is_not_to_be_served() {
+        let kind = SocketType::SEQPACKET;
+        let pair = || socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
+        let answered = |here| Host::answer_look(here, || panic!("nobody has looked"));
+        let (guest, here) = pair();
+        drop(guest);
+        assert_eq!(answered(&here).unwrap_err().kind(), io::ErrorKind::InvalidData, "it has gone");
+        let (guest, here) = pair();
+        send(&guest, b"?!", SendFlags::empty()).unwrap();
+        assert_eq!(answered(&here).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        let (guest, here) = pair();
+        Message::Join(FORMAT).send(&guest, &[]).unwrap();
+        assert!(!answered(&here).unwrap());
+    }
 
     #[test]
     fn who_looks_gets_no_part_and_sees_those_who_have_one() {
