@@ -3,6 +3,8 @@
 use bowline_roce_driver::{Impairment, Impairments};
 use serde::{Deserialize, Deserializer, de};
 
+use crate::{Failure, Outcome};
+
 /// Options of a network that is bad by choice.
 #[cfg(feature = "options")]
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -22,7 +24,10 @@ pub struct ImpairOptions {
 #[cfg(feature = "options")]
 impl ImpairOptions {
     /// Returns what these options say, if they were given.
-    pub fn settings(&self) -> Option<Impairments> {
+    ///
+    /// # Errors
+    /// They are too many.
+    pub fn settings(&self) -> Outcome<Option<Impairments>> {
         chosen(&self.impair, self.seed)
     }
 
@@ -35,19 +40,37 @@ impl ImpairOptions {
 }
 
 /// Returns a choice, with a seed where none was given.
-pub(crate) fn chosen(all: &[Impairment], seed: Option<u64>) -> Option<Impairments> {
+pub(crate) fn chosen(all: &[Impairment], seed: Option<u64>) -> Outcome<Option<Impairments>> {
+    if all.is_empty() {
+        return Ok(None);
+    }
     let seed = seed.unwrap_or_else(bowline_base::entropy::random_u64);
-    (!all.is_empty()).then(|| Impairments { all: all.to_vec(), seed })
+    let made = Impairments::new(all.to_vec(), seed);
+    made.map(Some).map_err(|error| Failure::usage(format!("impair: {error}")))
 }
 
 /// Returns a line by which a user finds the same network again.
 pub fn line(settings: &Impairments) -> String {
-    let all: Vec<String> = settings.all.iter().map(|one| format!("--impair '{one}'")).collect();
-    format!("a bad network: {} --seed {}", all.join(" "), settings.seed)
+    let all: Vec<String> = settings.all().iter().map(|one| format!("--impair '{one}'")).collect();
+    format!("a bad network: {} --seed {}", all.join(" "), settings.seed())
 }
 
 /// Reads the texts of a file.
 pub(crate) fn texts<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Impairment>, D::Error> {
     let texts = Vec::<String>::deserialize(from)?;
     texts.iter().map(|text| text.parse()).collect::<Result<_, _>>().map_err(de::Error::custom)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_more_are_taken_than_programs_can_be_told() {
+        let all = vec!["loss=1%".parse::<Impairment>().unwrap(); 33];
+        assert_eq!(chosen(&all[..32], Some(7)).unwrap().map(|made| made.seed()), Some(7));
+        assert!(
+            matches!(chosen(&all, None), Err(Failure::Usage(why)) if why.contains("at most 32"))
+        );
+    }
 }

@@ -146,6 +146,7 @@ fn host(opened: &Opened, folder: Option<PathBuf>, impairments: Impairments) -> i
         return Ok(host.clone());
     }
     let addrs: Vec<(IpAddr, u32)> = machine_addrs();
+    let count = addrs.len();
     let is_link_local =
         |addr: &IpAddr| matches!(addr, IpAddr::V6(addr) if addr.is_unicast_link_local());
     let config = SoftConfig {
@@ -156,7 +157,14 @@ fn host(opened: &Opened, folder: Option<PathBuf>, impairments: Impairments) -> i
         ..SoftConfig::default()
     };
     let (host, device) = Host::open(config)?;
-    say!("RDMA for programs on {}", listed(&host.addrs()));
+    let shared = host.addrs();
+    say!("RDMA for programs on {}", listed(&shared));
+    if shared.len() == Host::ADDRS_MAX && count > shared.len() {
+        note!(
+            "programs have no RDMA on the other addresses of this machine: {} is the most",
+            shared.len()
+        );
+    }
     *opened = Some((host.clone(), device));
     Ok(host)
 }

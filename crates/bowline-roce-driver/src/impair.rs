@@ -19,6 +19,8 @@ const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 const REORDERED_BY: Duration = Duration::from_millis(1);
 /// Longest delay, with its variation.
 const DELAY_MAX: Duration = Duration::from_secs(10);
+/// Most impairments of a network: a node tells them to each process that shares its addresses.
+pub(crate) const IMPAIRMENTS_MAX: usize = 32;
 /// Most pairs of addresses whose packets are counted apart.
 const LINKS_MAX: usize = 4096;
 
@@ -78,7 +80,7 @@ pub struct Impairment {
     jitter: Duration,
 }
 
-/// Why a text is not an [`Impairment`].
+/// Why a text is not an [`Impairment`], or a list of them is too long.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImpairmentError(String);
 
@@ -199,20 +201,48 @@ impl fmt::Display for Impairment {
 /// other packets pass.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Impairments {
-    /// What happens.
-    pub all: Vec<Impairment>,
-    /// Chooses the packets to which it does.
-    pub seed: u64,
+    all: Vec<Impairment>,
+    seed: u64,
 }
 
 impl Impairments {
+    /// Makes a bad network of at most 32 impairments; `seed` chooses the packets.
+    ///
+    /// # Errors
+    /// There are more.
+    pub fn new(all: Vec<Impairment>, seed: u64) -> Result<Self, ImpairmentError> {
+        if all.len() > IMPAIRMENTS_MAX {
+            return Err(ImpairmentError(format!(
+                "{} impairments are too many: at most {IMPAIRMENTS_MAX} describe a network. One \
+                 may have several faults, and without peer= it is for all peers",
+                all.len()
+            )));
+        }
+        Ok(Self { all, seed })
+    }
+
+    /// Returns what happens.
+    pub fn all(&self) -> &[Impairment] {
+        &self.all
+    }
+
+    /// Returns what chooses the packets to which it does.
+    pub const fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// Tells whether nothing happens.
+    pub fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
     /// Reads a list of impairments, separated by semicolons.
     ///
     /// # Errors
-    /// Which part of it is no impairment.
+    /// Which part of it is no impairment, or that they are too many.
     pub fn parse(text: &str, seed: u64) -> Result<Self, ImpairmentError> {
         let all = text.split(';').filter(|one| !one.trim().is_empty());
-        Ok(Self { all: all.map(str::parse).collect::<Result<_, _>>()?, seed })
+        Self::new(all.map(str::parse).collect::<Result<_, _>>()?, seed)
     }
 }
 
@@ -319,7 +349,7 @@ mod tests {
 
     fn fates(texts: &[&str], seed: u64) -> Fates {
         let all = texts.iter().map(|text| text.parse().unwrap()).collect();
-        Fates::new(Impairments { all, seed }).unwrap()
+        Fates::new(Impairments::new(all, seed).unwrap()).unwrap()
     }
 
     #[test]
@@ -353,6 +383,14 @@ mod tests {
             let error = text.parse::<Impairment>().unwrap_err().to_string();
             assert!(error.contains(why), "{text}: {error}");
         }
+    }
+
+    #[test]
+    fn a_network_has_only_so_many_impairments() {
+        let parsed = |count| Impairments::parse(&["loss=1%"].repeat(count).join(";"), 0);
+        assert_eq!(parsed(IMPAIRMENTS_MAX).unwrap().all().len(), IMPAIRMENTS_MAX);
+        let error = parsed(IMPAIRMENTS_MAX + 1).unwrap_err().to_string();
+        assert!(error.contains("33") && error.contains("at most 32"), "{error}");
     }
 
     #[test]

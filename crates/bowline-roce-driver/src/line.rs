@@ -180,7 +180,7 @@ mod tests {
 
     fn line(text: &str) -> Line {
         let all = vec![text.parse().unwrap()];
-        Line::new(Impairments { all, seed: 1 }).unwrap()
+        Line::new(Impairments::new(all, 1).unwrap()).unwrap()
     }
 
     fn pass(line: &Line, number: u8, lost: &mut u64) -> Passage {

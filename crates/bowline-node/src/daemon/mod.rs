@@ -294,7 +294,7 @@ impl Process {
         // Last: where something fails, a former node resumes with its socket.
         let place = places.programs.take();
         let programs = self.programs(&node, former, listener, place)?;
-        if !settings.impairments.all.is_empty() {
+        if !settings.impairments.is_empty() {
             note!("{}", impair::line(&settings.impairments));
         }
         if let Some(place) = places.verbs.take() {

@@ -120,7 +120,7 @@ impl Settings {
             default_quota: quota,
             poll: config.poll,
             congestion_control: config.congestion_control,
-            impairments: impair::chosen(&config.impair, config.impair_seed).unwrap_or_default(),
+            impairments: impair::chosen(&config.impair, config.impair_seed)?.unwrap_or_default(),
             end_to_end: config.end_to_end.unwrap_or(true),
             sysctl: config.sysctl.into_iter().chain(config.sysctl_after).collect(),
             echo: config.echo,

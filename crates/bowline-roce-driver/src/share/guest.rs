@@ -73,6 +73,16 @@ impl Joined {
                 let bell = fds.pop().ok_or(io::ErrorKind::InvalidData)?;
                 Ok(Self { host: Arc::new(host), given, sockets: fds, bell })
             }
+            Some((Message::Welcome(given), sockets)) => {
+                // The system leaves out those for which this process has no room.
+                let what = format!(
+                    "this process may not open the sockets of its {} addresses, only {}; see \
+                     ulimit -n",
+                    given.addrs.len(),
+                    sockets.len()
+                );
+                Err(Error::System { what, errno: Errno::EMFILE }.into())
+            }
             Some((Message::Refused(errno, what), _)) => {
                 Err(Error::System { what, errno: Errno(errno) }.into())
             }
@@ -106,7 +116,7 @@ impl Joined {
             early_sockets: EarlySockets::bound(bound),
             former_connections,
             core,
-            impairments: if config.impairments.all.is_empty() {
+            impairments: if config.impairments.is_empty() {
                 impairments
             } else {
                 config.impairments
@@ -243,5 +253,41 @@ impl Guest {
     pub fn unlisten(&self, space: PortSpace, at: SocketAddr) {
         // A host that is gone has no ports.
         let _ = Message::Unlisten(space, at).send(&*self.host, &[]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use rustix::net::{accept_with, bind, listen};
+
+    use super::*;
+    use crate::Impairments;
+
+    #[test]
+    fn a_process_without_room_for_the_sockets_is_told_so() {
+        let path = std::env::temp_dir().join(format!("bowline-room-{}", std::process::id()));
+        let kind = SocketType::SEQPACKET;
+        let host = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
+        bind(&host, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        listen(&host, 1).unwrap();
+        let host = thread::spawn(move || {
+            let guest = accept_with(&host, SocketFlags::CLOEXEC).unwrap();
+            assert_eq!(Message::receive(&guest).unwrap().unwrap().0, Message::Join(FORMAT));
+            let welcome = Welcome {
+                part: 1,
+                folder: "".into(),
+                addrs: vec![([127, 0, 0, 1].into(), 0), ([127, 0, 0, 2].into(), 0)],
+                impairments: Impairments::default(),
+            };
+            // As if the system had left the other one out.
+            Message::Welcome(welcome).send(&guest, &[host.as_fd()]).unwrap();
+        });
+        let error = Joined::at(&path).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::QuotaExceeded);
+        assert!(error.to_string().contains("its 2 addresses, only 1;"), "{error}");
+        host.join().unwrap();
+        std::fs::remove_file(&path).unwrap();
     }
 }

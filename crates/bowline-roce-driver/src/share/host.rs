@@ -164,15 +164,20 @@ impl Others for Inner {
 }
 
 impl Host {
+    /// Most addresses that are shared.
+    pub const ADDRS_MAX: usize = ADDRS_MAX;
+
     /// Opens the addresses of the settings for guests, and this process's own device on them. Those
-    /// at which somebody else has the port are left out.
+    /// at which somebody else has the port are left out, and those after the first
+    /// [`ADDRS_MAX`](Self::ADDRS_MAX) others.
     ///
     /// # Errors
     /// Those of [`SoftDevice::open`]; [`Error::AddrInUse`] when no address is left.
     pub fn open(config: SoftConfig) -> Result<(Self, Arc<SoftDevice>), Error> {
         let link = |addr| config.links.iter().find(|(of, _)| *of == addr).map_or(0, |(_, at)| *at);
-        let groups = config.addrs.iter().take(ADDRS_MAX);
-        let groups: Vec<_> = groups
+        let groups: Vec<_> = config
+            .addrs
+            .iter()
             .map(|addr| Group { addr: *addr, link: link(*addr), sockets: Vec::new() })
             .collect();
         let inner = Arc::new(Inner {
@@ -186,6 +191,9 @@ impl Host {
         let mut in_use = Error::AddrNotAvailable;
         let groups = std::mem::take(&mut state.groups);
         for group in groups {
+            if state.groups.len() == ADDRS_MAX {
+                break;
+            }
             // The system would let in another process of this user that shares the port.
             let probe = Endpoint::open_on(
                 &EarlySockets::default(),

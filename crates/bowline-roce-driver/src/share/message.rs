@@ -23,8 +23,8 @@ pub(super) const FORMAT: u8 = 3;
 pub(super) const ADDRS_MAX: usize = 64;
 /// Most descriptors that come with a message: a welcome has the guest's bell as well.
 const FDS_MAX: usize = ADDRS_MAX + 1;
-/// Longest message: a packet with its addresses.
-const MESSAGE_MAX: usize = 9 << 10;
+/// Longest message: a welcome with the longest path and the most impairments.
+const MESSAGE_MAX: usize = 12 << 10;
 
 const JOIN: u8 = 1;
 const LISTEN: u8 = 2;
@@ -197,7 +197,7 @@ impl Message {
             Self::Welcome(Welcome { part, folder, addrs, impairments }) => {
                 out.extend([WELCOME, *part]);
                 put_text(folder.as_os_str().as_bytes(), &mut out);
-                out.extend(impairments.seed.to_le_bytes());
+                out.extend(impairments.seed().to_le_bytes());
                 put_text(impairments.to_string().as_bytes(), &mut out);
                 put_addrs(addrs, &mut out);
             }
@@ -319,6 +319,43 @@ impl Message {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::impair::IMPAIRMENTS_MAX;
+
+    #[test]
+    fn the_longest_messages_are_read() {
+        let (near, far) = rustix::net::socketpair(
+            rustix::net::AddressFamily::UNIX,
+            rustix::net::SocketType::SEQPACKET,
+            rustix::net::SocketFlags::CLOEXEC,
+            None,
+        )
+        .unwrap();
+        let six: SocketAddr = "[1111:2222:3333:4444:5555:6666:7777:8888]:4791".parse().unwrap();
+        let share = "12.3456789%";
+        let impairment = format!(
+            "loss={share},duplicate={share},reorder={share},corrupt={share},ce={share},\
+             delay=9.123456789s±0.876543211s,peer={},way=out",
+            six.ip()
+        );
+        let impairments = [&impairment[..]; IMPAIRMENTS_MAX].join(";");
+        let impairments = Impairments::parse(&impairments, u64::MAX).unwrap();
+        assert_eq!(impairments.to_string().len(), impairment.len() * 32 + 31, "the longest text");
+        let welcome = Welcome {
+            part: 255,
+            folder: "/longest".repeat(libc::PATH_MAX as usize / 8).into(),
+            addrs: vec![(six.ip(), u32::MAX); ADDRS_MAX],
+            impairments,
+        };
+        let packet = vec![7; (8 << 10) - 1];
+        for message in [
+            Message::Welcome(welcome),
+            Message::Stray(six, six.ip(), packet.clone()),
+            Message::Packet(six, six.ip(), packet),
+        ] {
+            message.send(&near, &[]).unwrap();
+            assert_eq!(Message::receive(&far).unwrap().map(|(read, _)| read), Some(message));
+        }
+    }
 
     #[test]
     fn messages_come_out_as_they_went_in() {

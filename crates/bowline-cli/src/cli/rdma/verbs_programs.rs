@@ -7,6 +7,7 @@ use bowline_node::{
     rdma_device::{Holder, PORT},
     verbs::beside,
 };
+use bowline_roce_driver::Host;
 use serde_json::{Value, json};
 
 use crate::cli::rds::run::{
@@ -166,6 +167,9 @@ fn text(at: &At, trouble: Trouble) -> String {
         Trouble::CameLater => "it was not free when the node's first verbs program came; a node \
             that starts again has it"
             .to_owned(),
+        Trouble::TooMany => {
+            format!("a node shares {} addresses, and has as many others", Host::ADDRS_MAX)
+        }
         Trouble::Twice => "another interface has the same address".to_owned(),
     }
 }

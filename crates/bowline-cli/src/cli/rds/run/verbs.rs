@@ -106,7 +106,7 @@ impl Network {
             }
         };
         let capture = capture.map(whole).transpose()?;
-        Ok(Self { impairments: impair.settings(), capture })
+        Ok(Self { impairments: impair.settings()?, capture })
     }
 
     /// Has the library of a program know it.
@@ -120,7 +120,7 @@ impl Network {
         if let Some(impairments) = &self.impairments {
             note!("bowline run: {}", impair::line(impairments));
             command.env("BOWLINE_VERBS_IMPAIR", impairments.to_string());
-            command.env("BOWLINE_VERBS_SEED", impairments.seed.to_string());
+            command.env("BOWLINE_VERBS_SEED", impairments.seed().to_string());
         }
         if let Some(capture) = &self.capture {
             command.env("BOWLINE_VERBS_CAPTURE", capture);

@@ -3,7 +3,7 @@
 use std::{io, net::IpAddr, path::Path};
 
 use bowline_node::rdma_device::{Holder, holder, is_held};
-use bowline_roce_driver::{Seen, interface, machine_addrs, node_guid};
+use bowline_roce_driver::{Host, Seen, interface, machine_addrs, node_guid};
 use bowline_verbs::Mtu;
 
 /// An address of this machine.
@@ -47,6 +47,8 @@ pub(crate) enum Trouble {
     Taken,
     /// The node has had its first program before.
     CameLater,
+    /// The node has as many as it shares.
+    TooMany,
     /// The same address is on another interface, too.
     Twice,
 }
@@ -104,12 +106,14 @@ fn sorted(machine: Vec<At>, known: &[(IpAddr, u32)]) -> (Vec<At>, Vec<(At, Troub
     for at in machine {
         let trouble = if gids.iter().any(|other| other.addr == at.addr) {
             Some(Trouble::Twice)
-        } else if known.is_empty() {
-            at.is_taken().then_some(Trouble::Taken)
-        } else if place(at.addr).is_none() {
-            Some(if at.is_taken() { Trouble::Taken } else { Trouble::CameLater })
-        } else {
+        } else if place(at.addr).is_some() {
             None
+        } else if at.is_taken() {
+            Some(Trouble::Taken)
+        } else if gids.len().max(known.len()) >= Host::ADDRS_MAX {
+            Some(Trouble::TooMany)
+        } else {
+            (!known.is_empty()).then_some(Trouble::CameLater)
         };
         match trouble {
             None => gids.push(at),
@@ -140,6 +144,15 @@ mod tests {
         assert_eq!(left_out, [(at(1), Trouble::Taken), (at(2), Trouble::Twice)]);
         assert_eq!(at(1).holder().map(|by| by.pid), Some(std::process::id()));
         drop(socket);
+    }
+
+    #[test]
+    fn a_node_shares_only_so_many() {
+        let all: Vec<_> = (0..=64).map(at).collect();
+        let too_many = [(at(64), Trouble::TooMany)];
+        assert_eq!(sorted(all.clone(), &[]), (all[..64].to_vec(), too_many.to_vec()));
+        let known: Vec<_> = (0..64).map(|last| (at(last).addr, 0)).collect();
+        assert_eq!(sorted(all, &known).1, too_many);
     }
 
     #[test]
