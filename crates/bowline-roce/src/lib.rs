@@ -46,6 +46,7 @@ mod cq;
 mod delayed_ack;
 mod device;
 mod gso_loss;
+mod incoming_write;
 mod mr;
 mod mw;
 mod qp;

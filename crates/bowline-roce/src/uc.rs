@@ -13,8 +13,9 @@ use bowline_verbs::{Access, Completion, Error, RecvWr, Status, WcOpcode};
 use bowline_wire::roce::{Packet, Psn};
 
 use crate::cq::PendingCompletion;
+use crate::incoming_write::IncomingWrite;
 use crate::rc::responder::{PacketOutcome, RxCtx};
-use crate::recvq::{ActiveRecv, MESSAGE_MAX, PlaceError, RecvQueue};
+use crate::recvq::{ActiveRecv, PlaceError, RecvQueue};
 
 /// A packet so far behind the expected one at most is late, or repeated by the network; one further
 /// behind shows that as many are lost that sequence numbers have wrapped.
@@ -26,13 +27,7 @@ enum Message {
     /// None: packets are dropped until the first one of a message.
     None,
     Send,
-    /// A WRITE with `left` of its `total` bytes missing, from address `va` on.
-    Write {
-        key: u32,
-        va: u64,
-        left: u32,
-        total: u32,
-    },
+    Write(IncomingWrite),
 }
 
 /// Why a packet is not executed.
@@ -100,7 +95,7 @@ impl UcReceiver {
         let continues = match self.message {
             Message::None => false,
             Message::Send => op.is_send() && !op.starts(),
-            Message::Write { .. } => op.is_write() && !op.starts(),
+            Message::Write(_) => op.is_write() && !op.starts(),
         };
         let in_sequence = psn == self.expected && (continues || op.starts());
         self.expected = psn.next();
@@ -176,40 +171,21 @@ impl UcReceiver {
     }
 
     fn write(&mut self, ctx: &mut RxCtx<'_>, packet: &Packet<'_>) -> Result<(), Fault> {
-        let (op, bytes) = (packet.opcode, packet.payload);
-        let (key, va, left, total) = match (self.message, packet.reth) {
-            (Message::Write { key, va, left, total }, _) => (key, va, left, total),
-            (_, Some(reth)) => (reth.rkey, reth.va, reth.len, reth.len),
-            _ => return Err(Fault::Dropped),
+        let op = packet.opcode;
+        let current = match self.message {
+            Message::Write(write) => Some(write),
+            Message::None | Message::Send => None,
         };
-        // More than one packet is missing exactly if the opcode says that more follow.
-        let now = bytes.len();
-        let more = left as usize > ctx.mtu;
-        let fits = if more { now == ctx.mtu } else { now == left as usize };
-        let is_good = ctx.access.contains(Access::REMOTE_WRITE)
-            && u64::from(total) <= MESSAGE_MAX
-            && op.payload_rule().allows(now, ctx.mtu)
-            && op.ends() != more
-            && fits;
-        if !is_good {
+        let write = IncomingWrite::of(current, packet).ok_or(Fault::Dropped)?;
+        if !ctx.access.contains(Access::REMOTE_WRITE) || !write.fits(packet, ctx.mtu) {
             return Err(Fault::Dropped);
         }
         if op.takes_receive() {
             self.take_receive(ctx)?;
         }
-        // The whole rest of the range must be valid, as of a reliable connection [RSP-10].
-        if left > 0 {
-            let span = ctx
-                .mrs
-                .resolve((ctx.pd, ctx.qpn), key, va, u64::from(left), Access::REMOTE_WRITE)
-                .map_err(|_| Fault::Dropped)?;
-            if !span.reaches(|span| span.write(0, bytes)) {
-                return Err(Fault::Dropped);
-            }
-        }
+        let rest = write.place(ctx, packet.payload).ok_or(Fault::Dropped)?;
         if !op.ends() {
-            let va = va.wrapping_add(now as u64);
-            self.message = Message::Write { key, va, left: left - now as u32, total };
+            self.message = Message::Write(rest);
             return Ok(());
         }
         self.message = Message::None;
@@ -217,7 +193,7 @@ impl UcReceiver {
             self.has_recv = false;
             let received = Completion {
                 opcode: WcOpcode::RecvRdmaWithImm,
-                byte_len: total,
+                byte_len: write.total(),
                 imm: packet.imm,
                 ..Completion::default()
             };

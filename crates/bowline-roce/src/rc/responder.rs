@@ -29,6 +29,7 @@ use self::replies::{Filled, ReadPart, Replies};
 use crate::burst::Burst;
 use crate::counters::Counters;
 use crate::cq::PendingCompletion;
+use crate::incoming_write::IncomingWrite;
 use crate::mr::MrTable;
 use crate::recvq::{ActiveRecv, MESSAGE_MAX, PlaceError, RecvQueue};
 use bowline_base::Instant;
@@ -108,13 +109,7 @@ enum Fault {
 enum Message {
     None,
     Send,
-    /// A WRITE with `left` of its `total` bytes missing, from address `va` on.
-    Write {
-        key: u32,
-        va: u64,
-        left: u32,
-        total: u32,
-    },
+    Write(IncomingWrite),
 }
 
 /// The receiving half of a reliable connection.
@@ -267,7 +262,7 @@ impl Responder {
     /// Returns how many bytes of the current WRITE are still missing.
     pub(crate) const fn write_bytes_left(&self) -> usize {
         match self.message {
-            Message::Write { left, .. } => left as usize,
+            Message::Write(write) => write.left(),
             Message::None | Message::Send => 0,
         }
     }
@@ -276,23 +271,18 @@ impl Responder {
     /// `most` bytes. Covers only full packets of the current WRITE, and only while no packet is out
     /// of order.
     pub(crate) fn placement(&self, ctx: &RxCtx<'_>, most: usize) -> Option<(Psn, Piece)> {
-        let Message::Write { key, va, left, .. } = self.message else { return None };
+        let Message::Write(write) = self.message else { return None };
         if self.failed || !self.reorder.is_empty() || !ctx.access.contains(Access::REMOTE_WRITE) {
             return None;
         }
-        // As in `write`: the whole rest of the range must be valid [RSP-10].
-        let (whose, need) = ((ctx.pd, ctx.qpn), Access::REMOTE_WRITE);
-        ctx.mrs.check(whose, key, va, u64::from(left), need).ok()?;
-        let len = full_packets(left as usize, ctx.mtu).min(most) as u64;
-        let span = ctx.mrs.resolve(whose, key, va, len, need).ok()?;
-        Some((self.expected, span.first_contiguous()?))
+        let len = full_packets(write.left(), ctx.mtu).min(most) as u64;
+        Some((self.expected, write.placement(ctx, len)?))
     }
 
     /// Accepts the expected packet, a middle packet of a WRITE whose payload is already in place.
     pub(crate) fn accept_in_place(&mut self, ctx: &RxCtx<'_>, ack_req: bool) {
-        if let Message::Write { va, left, .. } = &mut self.message {
-            *va = va.wrapping_add(ctx.mtu as u64);
-            *left = left.saturating_sub(ctx.mtu as u32);
+        if let Message::Write(write) = &mut self.message {
+            *write = write.without(ctx.mtu);
         }
         self.clear_nak();
         self.advance(ack_req);
@@ -487,7 +477,7 @@ impl Responder {
         let in_sequence = match self.message {
             Message::None => op.starts(),
             Message::Send => op.is_send() && !op.starts(),
-            Message::Write { .. } => op.is_write() && !op.starts(),
+            Message::Write(_) => op.is_write() && !op.starts(),
         };
         if !in_sequence {
             return Err(Fault::Invalid); // [RSP-4]
@@ -551,44 +541,24 @@ impl Responder {
     }
 
     fn write(&mut self, ctx: &mut RxCtx<'_>, packet: &Packet<'_>) -> Result<(), Fault> {
-        let (op, bytes) = (packet.opcode, packet.payload);
+        let op = packet.opcode;
         if !ctx.access.contains(Access::REMOTE_WRITE) {
             return Err(Fault::Invalid); // [RSP-5]
         }
         if op.takes_receive() {
             self.take_receive(ctx)?;
         }
-        let (key, va, left, total) = match (self.message, packet.reth) {
-            (Message::Write { key, va, left, total }, _) => (key, va, left, total),
-            (_, Some(reth)) => (reth.rkey, reth.va, reth.len, reth.len),
-            _ => return Err(Fault::Invalid),
+        let current = match self.message {
+            Message::Write(write) => Some(write),
+            Message::None | Message::Send => None,
         };
-        // More than one packet is missing exactly if the opcode says that more follow [RSP-9].
-        let now = bytes.len();
-        let more = left as usize > ctx.mtu;
-        let fits = if more { now == ctx.mtu } else { now == left as usize };
-        if u64::from(total) > MESSAGE_MAX
-            || !op.payload_rule().allows(now, ctx.mtu)
-            || op.ends() == more
-            || !fits
-        {
-            return Err(Fault::Invalid);
+        let write = IncomingWrite::of(current, packet).ok_or(Fault::Invalid)?;
+        if !write.fits(packet, ctx.mtu) {
+            return Err(Fault::Invalid); // [RSP-9]
         }
-        // The whole rest of the range must be valid for the first packet [RSP-10]. It is checked
-        // again for the others, since the region may be gone. Nothing is checked for an empty
-        // WRITE.
-        if left > 0 {
-            let span = ctx
-                .mrs
-                .resolve((ctx.pd, ctx.qpn), key, va, u64::from(left), Access::REMOTE_WRITE)
-                .map_err(|_| Fault::Access)?;
-            if !span.reaches(|span| span.write(0, bytes)) {
-                return Err(Fault::Access);
-            }
-        }
+        let rest = write.place(ctx, packet.payload).ok_or(Fault::Access)?;
         if !op.ends() {
-            let va = va.wrapping_add(now as u64);
-            self.message = Message::Write { key, va, left: left - now as u32, total };
+            self.message = Message::Write(rest);
             return Ok(());
         }
         self.message = Message::None;
@@ -596,7 +566,7 @@ impl Responder {
         if std::mem::take(&mut self.has_recv) {
             let received = Completion {
                 opcode: WcOpcode::RecvRdmaWithImm,
-                byte_len: total,
+                byte_len: write.total(),
                 imm: packet.imm,
                 ..Completion::default()
             };
