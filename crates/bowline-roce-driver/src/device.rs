@@ -360,7 +360,9 @@ impl SoftDevice {
         if let Some(watcher) = self.shared.watcher.get() {
             watcher.event(AsyncEvent::DeviceFatal);
         }
-        self.shared.stop();
+        self.close();
+        // Whoever shares the addresses next needs the port for itself.
+        self.shared.endpoints.iter().for_each(Endpoint::release);
     }
 
     /// For tests of bad networks: with `on`, packets between a local address and one peer address,

@@ -171,6 +171,15 @@ pub(crate) fn get(fd: BorrowedFd<'_>, option: Opt) -> Result<i32, Errno> {
     if result == 0 { Ok(value) } else { Err(last_error()) }
 }
 
+/// Has a descriptor stand for what another one is of. What it was of is closed when calls of other
+/// threads with it have returned.
+#[allow(unsafe_code)]
+pub(crate) fn replace(at: BorrowedFd<'_>, with: BorrowedFd<'_>) -> Result<(), Errno> {
+    // SAFETY: both are open, and `at` stays so: its owner closes something else in the end.
+    let result = unsafe { libc::dup3(with.as_raw_fd(), at.as_raw_fd(), libc::O_CLOEXEC) };
+    if result < 0 { Err(last_error()) } else { Ok(()) }
+}
+
 /// A socket address in the system's format.
 #[derive(Clone, Copy)]
 #[repr(C, align(8))]

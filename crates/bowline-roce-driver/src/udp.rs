@@ -12,6 +12,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use bowline_roce::{Burst, DirectPlacement};
 use bowline_verbs::{Error, InvalidReason};
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use rustix::net::bind;
 use rustix::net::sockopt::{set_ip_multicast_if_with_ifindex, set_ipv6_multicast_if};
@@ -107,6 +108,15 @@ impl Endpoint {
     /// Address and port.
     pub(crate) fn at(&self) -> SocketAddr {
         self.at
+    }
+
+    /// Gives the port back, once nothing is sent or received any more: the descriptor is of no
+    /// socket from now on.
+    pub(crate) fn release(&self) {
+        // Where the system refuses that, the port is free when the device is dropped.
+        if let Ok(other) = eventfd(0, EventfdFlags::CLOEXEC) {
+            let _ = sys::replace(self.fd.as_fd(), other.as_fd());
+        }
     }
 
     /// Number of the interface of a link-local address, else 0.

@@ -15,7 +15,8 @@ use bowline_roce_driver::{
 use bowline_verbs::{CmEvent, Device, Error, Qpn, SendOp};
 use common::{PATIENCE, connect_to, ip, open, unconnected};
 use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with,
+    AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen,
+    shutdown, socket_with,
 };
 
 /// A host, where guests find it, and its folder, which is removed at the end.
@@ -133,6 +134,38 @@ fn every_part_finds_the_services_of_every_other() {
     hosted.device.listen_datagrams(hosted.at(6999)).unwrap();
     assert!(matches!(one.listen(PortSpace::Udp, hosted.at(6999)), Err(Error::AddrInUse(_))));
     one.listen(PortSpace::Tcp, hosted.at(6999)).unwrap();
+}
+
+#[test]
+fn a_guest_has_no_port_any_more_when_its_host_is_gone() {
+    let addr = ip(60, 12);
+    let folder = std::env::temp_dir().join(format!("bowline-parts-{}-{addr}", std::process::id()));
+    std::fs::create_dir(&folder).unwrap();
+    let path = folder.join("rdma.sock");
+    let socket = listener(&path);
+    let former_connections = FormerConnections::Nowhere;
+    let config = SoftConfig { addrs: vec![addr], former_connections, ..SoftConfig::default() };
+    let (host, own) = Host::open(config).unwrap();
+    let serving = thread::spawn(move || {
+        let guest = accept_with(&socket, SocketFlags::CLOEXEC).unwrap();
+        let connection = guest.try_clone().unwrap();
+        (connection, thread::spawn(move || host.serve(guest)))
+    });
+    let (_guest, device) = Joined::at(&path).unwrap().open(SoftConfig::default()).unwrap();
+    let (connection, served) = serving.join().unwrap();
+    assert!(std::net::UdpSocket::bind((addr, 4791)).is_err());
+    shutdown(&connection, Shutdown::Both).unwrap();
+    served.join().unwrap().unwrap();
+    drop((connection, own));
+    // The program of the guest lives, and so does what it has of the device.
+    let begun = Instant::now();
+    while std::net::UdpSocket::bind((addr, 4791)).is_err() {
+        assert!(begun.elapsed() < PATIENCE, "somebody has the port");
+        thread::sleep(Duration::from_millis(1));
+    }
+    assert!(device.is_closed());
+    assert_eq!(device.create_cq(1), Err(Error::Closed));
+    std::fs::remove_dir_all(&folder).unwrap();
 }
 
 #[test]
