@@ -25,6 +25,7 @@ mod names;
 mod post;
 mod query;
 mod queue_pair;
+mod rates;
 mod refused;
 mod requests;
 mod shared_receives;
