@@ -7,11 +7,11 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
-use std::{env, fs};
+use std::{env, fs, io};
 
 use bowline_base::Errno;
 use bowline_roce_driver::{
-    Guest, Impairments, Joined, SoftConfig, SoftDevice, Watch, machine_addrs, node_guid,
+    Guest, Impairments, Joined, Seen, SoftConfig, SoftDevice, Watch, machine_addrs, node_guid,
 };
 use bowline_verbs::{AsyncEvent, CmEvent, CqId, Device as _, DeviceAttr};
 
@@ -241,6 +241,27 @@ fn is_link_local(addr: IpAddr) -> bool {
     matches!(addr, IpAddr::V6(addr) if addr.is_unicast_link_local())
 }
 
+/// Where the node is asked whose addresses this process shares.
+fn node() -> Option<PathBuf> {
+    env::var_os(NODE).filter(|path| !path.is_empty()).map(PathBuf::from)
+}
+
+fn at_node(path: &Path) -> String {
+    format!("the node at {}", path.display())
+}
+
+/// Why the node gives this process nothing.
+fn refused(node: &Path, error: io::Error) -> bowline_verbs::Error {
+    use bowline_verbs::Error;
+
+    let at = at_node(node);
+    match error.downcast::<Error>() {
+        Ok(Error::System { what, errno }) => Error::System { what: format!("{at}: {what}"), errno },
+        Ok(error) => error,
+        Err(error) => Error::System { errno: Errno::of(&error), what: format!("{at}: {error}") },
+    }
+}
+
 /// What the network does to this process's packets by the user's choice.
 fn impairments() -> Result<Impairments, bowline_verbs::Error> {
     let of = |name| env::var(name).unwrap_or_default();
@@ -270,7 +291,7 @@ impl Opened {
             ..SoftConfig::default()
         };
         config.core.cm.listener_patience = LISTENER_PATIENCE;
-        let (soft, guest, gids) = match env::var_os(NODE).filter(|path| !path.is_empty()) {
+        let (soft, guest, gids) = match node() {
             None => {
                 let gids = gids();
                 let config = SoftConfig {
@@ -285,10 +306,7 @@ impl Opened {
                 (Arc::new(SoftDevice::open(config)?), None, gids)
             }
             Some(path) => {
-                let joined = Joined::at(Path::new(&path)).map_err(|error| {
-                    let what = format!("the node at {}: {error}", path.display());
-                    bowline_verbs::Error::System { what, errno: Errno::of(&error) }
-                })?;
+                let joined = Joined::at(&path).map_err(|error| refused(&path, error))?;
                 let link = |addr| machine_addrs().iter().find(|(of, _)| *of == addr).map(|at| at.1);
                 let addrs = joined.addrs().iter().map(|(addr, _)| *addr);
                 let gids =
@@ -351,10 +369,22 @@ pub(crate) fn first() -> Option<&'static Device> {
     device.map(|device| unsafe { &*device.0 })
 }
 
+/// Tells whether the device may be opened: as the system shows no device that is gone, there is
+/// none without its node, or where the node refuses this process. The user learns why.
+fn is_served() -> bool {
+    let is_open = lock(&OPENED).upgrade().is_some_and(|opened| !opened.soft.is_closed());
+    let Some(node) = node().filter(|_| !is_open) else { return true };
+    let seen = Seen::at(&node);
+    if let Err(error) = &seen {
+        eprintln!("bowline: there is no RDMA device: {}: {error}", at_node(&node));
+    }
+    seen.is_ok()
+}
+
 /// A list of devices that ends with null.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_get_device_list(count: Option<&mut c_int>) -> *mut *const Device {
-    let found = first();
+    let found = first().filter(|_| is_served());
     if let Some(count) = count {
         *count = c_int::from(found.is_some());
     }
@@ -565,5 +595,21 @@ extern "C" fn ibv_ack_async_event(event: Option<&abi::AsyncEvent>) {
             srq.own.unacknowledged.acknowledge(1);
         }
         Element::Device => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bowline_verbs::Error;
+
+    use super::*;
+
+    #[test]
+    fn a_refusal_keeps_its_errno() {
+        let with = |what: &str, errno| Error::System { what: what.to_owned(), errno };
+        let refused = |error| refused(Path::new("/x"), error);
+        let another = with("it is another user's", Errno::EACCES).into();
+        assert_eq!(refused(another), with("the node at /x: it is another user's", Errno::EACCES));
+        assert_eq!(refused(io::Error::from_raw_os_error(2)).errno(), Errno::ENOENT);
     }
 }

@@ -62,3 +62,8 @@ fn unreliable_connections_send_what_is_posted_in_any_way() {
 fn a_queue_pair_that_has_gone_is_not_looked_at_when_its_id_leaves_a_group() {
     run("groups", "127.81.6.3");
 }
+
+#[test]
+fn a_device_whose_node_has_gone_is_not_listed() {
+    run("no_node", "127.81.6.4");
+}
