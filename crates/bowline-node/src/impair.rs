@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_more_are_taken_than_programs_can_be_told() {
+    fn no_more_are_taken_than_a_welcome_holds() {
         let all = vec!["loss=1%".parse::<Impairment>().unwrap(); 33];
         assert_eq!(chosen(&all[..32], Some(7)).unwrap().map(|made| made.seed()), Some(7));
         assert!(

@@ -169,6 +169,17 @@ fn a_guest_has_no_port_any_more_when_its_host_is_gone() {
 }
 
 #[test]
+fn a_host_shares_as_many_addresses_as_it_can() {
+    let addrs: Vec<IpAddr> = (1..=66).map(|last| ip(61, last)).collect();
+    let _taken = std::net::UdpSocket::bind((addrs[0], 4791)).unwrap();
+    let config = SoftConfig { addrs: addrs.clone(), ..SoftConfig::default() };
+    let (host, device) = Host::open(config).unwrap();
+    assert_eq!(host.addrs(), addrs[1..65], "another one has the first, and one is too many");
+    assert_eq!(device.attr().addrs, host.addrs());
+    assert_eq!(host.addrs().len(), Host::ADDRS_MAX);
+}
+
+#[test]
 fn a_port_is_of_one_part() {
     let hosted = hosted(ip(60, 3));
     let ((one, _first), (two, _second)) = (hosted.guest(), hosted.guest());

@@ -266,7 +266,7 @@ mod tests {
     use crate::Impairments;
 
     #[test]
-    fn a_process_without_room_for_the_sockets_is_told_so() {
+    fn a_process_without_room_for_the_sockets_learns_it() {
         let path = std::env::temp_dir().join(format!("bowline-room-{}", std::process::id()));
         let kind = SocketType::SEQPACKET;
         let host = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
