@@ -263,8 +263,11 @@ fn hosted(addr: IpAddr, path: &Path, folder: &Path) {
         let _device = device;
         while let Ok(guest) = accept_with(&listener, SocketFlags::CLOEXEC) {
             let host = host.clone();
-            // What a guest does wrong, it sees itself.
-            thread::spawn(move || host.serve(guest));
+            thread::spawn(move || match Host::answer_look(&guest, || Some(host.clone())) {
+                // What a guest does wrong, it sees itself.
+                Ok(false) => host.serve(guest),
+                answered => answered.map(drop),
+            });
         }
     });
 }
