@@ -16,6 +16,9 @@ use crate::rng::Rng;
 /// Rights that a window can grant.
 const WINDOW_RIGHTS: Access =
     Access::REMOTE_READ.union(Access::REMOTE_WRITE).union(Access::REMOTE_ATOMIC);
+/// What a bind request may name besides. This side's right to write means nothing, and programs name
+/// it, as with a region that peers may write; the kernel takes it too.
+const NAMED: Access = WINDOW_RIGHTS.union(Access::ZERO_BASED).union(Access::LOCAL_WRITE);
 /// Rights that require this side to have write access to the region.
 const WRITE_RIGHTS: Access = Access::REMOTE_WRITE.union(Access::REMOTE_ATOMIC);
 
@@ -137,7 +140,7 @@ impl MrTable {
         let bound = match to.len {
             0 => None,
             len => {
-                if !(WINDOW_RIGHTS | Access::ZERO_BASED).contains(to.access) {
+                if !NAMED.contains(to.access) {
                     return Err(KeyError::NoAccess);
                 }
                 let mut need = Access::MW_BIND;
@@ -253,7 +256,7 @@ mod tests {
         let key = next_key(first);
         let read = Access::REMOTE_READ;
         assert_eq!(s.ask(QP, first, 5010, 1, read), Err(KeyError::Unknown));
-        s.table.bind_window(PD, QP, key, &s.to(5010, 50, BOTH)).unwrap();
+        s.table.bind_window(PD, QP, key, &s.to(5010, 50, BOTH | Access::LOCAL_WRITE)).unwrap();
         for (va, len) in [(5010, 50), (5059, 1), (5060, 0)] {
             assert_eq!(s.ask(QP, key, va, len, read), Ok(()));
         }
@@ -350,7 +353,7 @@ mod tests {
             (s.to(4999, 2, read), KeyError::OutOfRange),
             (s.to(u64::MAX, 2, read), KeyError::OutOfRange),
             (s.to(5000, 1, BOTH), KeyError::NoAccess),
-            (s.to(5000, 1, Access::LOCAL_WRITE), KeyError::NoAccess),
+            (s.to(5000, 1, Access::MW_BIND), KeyError::NoAccess),
             (MwBind { lkey: good.lkey ^ 1, ..good }, KeyError::Unknown),
             (MwBind { lkey: key, ..good }, KeyError::Unknown),
         ] {
