@@ -478,7 +478,12 @@ impl Cm {
                         attr.max_dest_rd_atomic = param.responder_resources;
                     }
                 }
-                QpState::Rts if passive => attr.max_rd_atomic = param.initiator_depth,
+                QpState::Rts => {
+                    if passive {
+                        attr.max_rd_atomic = param.initiator_depth;
+                    }
+                    attr.timeout = param.ack_timeout.unwrap_or(attr.timeout);
+                }
                 _ => {}
             }
             qp.modify(&attr, what)?;

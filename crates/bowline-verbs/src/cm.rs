@@ -33,6 +33,9 @@ pub struct ConnParam {
     pub min_rnr_timer: u8,
     /// Type of service.
     pub tos: u8,
+    /// Code of the queue pair's acknowledgement timeout; `None`: what the connection messages say
+    /// [CM-33].
+    pub ack_timeout: Option<u8>,
 }
 
 impl Default for ConnParam {
@@ -47,6 +50,7 @@ impl Default for ConnParam {
             rnr_retry_count: 7,
             min_rnr_timer: 12,
             tos: 0,
+            ack_timeout: None,
         }
     }
 }

@@ -59,6 +59,10 @@ fn wanted(id: &CmId, param: Option<&ConnParam>, request: Option<&ConnRequest>) -
         (None, Some(request)) => (request.initiator_depth, request.responder_resources),
         (None, None) => (most, most),
     };
+    let (tos, ack_timeout) = {
+        let state = lock(&id.own.state);
+        (state.tos, state.ack_timeout)
+    };
     Some(Wanted {
         qpn: qp.map(|qp| qp.own.qpn).or_else(|| param.map(|param| Qpn(param.qp_num)))?,
         is_led: qp.is_none(),
@@ -68,7 +72,8 @@ fn wanted(id: &CmId, param: Option<&ConnParam>, request: Option<&ConnRequest>) -
         retry_count: param.map_or(RETRIES, |param| param.retry_count),
         rnr_retry_count: param.map_or(RETRIES, |param| param.rnr_retry_count),
         min_rnr_timer: RNR_TIMER,
-        tos: lock(&id.own.state).tos,
+        tos,
+        ack_timeout,
     })
 }
 

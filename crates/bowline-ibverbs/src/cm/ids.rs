@@ -478,7 +478,7 @@ extern "C" fn rdma_set_option(
         }
         // Ports are of ids that listen, and each address family has its own.
         (OPTION_ID, OPTION_REUSEADDR | OPTION_AFONLY) if len == size_of::<c_int>() => 0,
-        // For queue pairs that the program leads: the device measures its peers.
+        // The longest that a packet waits; the device measures its peers.
         (OPTION_ID, OPTION_ACK_TIMEOUT) if len == 1 => {
             // SAFETY: the program gives one byte.
             let code = unsafe { value.cast::<u8>().read() };

@@ -357,6 +357,7 @@ fn param(port: &Port, pair: &Pair, shape: &RdmaShape) -> ConnParam {
         rnr_retry_count: 7, // for ever [IB-25]
         min_rnr_timer: RNR_TIMER,
         tos: shape.tos, // of the packets [IB-27]
+        ack_timeout: None,
     }
 }
 

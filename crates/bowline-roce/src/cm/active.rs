@@ -73,6 +73,7 @@ impl Manager {
             flow_label: flow_label(local.port(), remote.port()),
             tos: param.tos,
             ack_timeout: self.config.ack_timeout(),
+            chosen_timeout: param.ack_timeout,
             retry_count: param.retry_count.min(7),
             rnr_retry_count: param.rnr_retry_count.min(7),
             min_rnr_timer: param.min_rnr_timer,

@@ -99,8 +99,10 @@ pub(super) struct Conn {
     pub(super) mtu: Mtu,
     pub(super) flow_label: u32,
     pub(super) tos: u8,
-    /// Code of the queue pair's acknowledgement timeout [CM-33].
+    /// Code of the acknowledgement timeout [CM-33], which the queue pair has unless this side has
+    /// chosen another one for it.
     pub(super) ack_timeout: u8,
+    pub(super) chosen_timeout: Option<u8>,
     pub(super) retry_count: u8,
     pub(super) rnr_retry_count: u8,
     pub(super) min_rnr_timer: u8,
@@ -196,7 +198,7 @@ impl Conn {
             state: Some(QpState::Rts),
             sq_psn: Some(self.sq_psn),
             max_rd_atomic: Some(initiator),
-            timeout: Some(self.ack_timeout),
+            timeout: Some(self.chosen_timeout.unwrap_or(self.ack_timeout)),
             retry_cnt: Some(self.retry_count),
             rnr_retry: Some(self.rnr_retry_count),
             ..QpAttr::default()

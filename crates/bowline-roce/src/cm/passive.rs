@@ -161,6 +161,7 @@ impl Manager {
             flow_label: req.flow_label,
             tos: req.traffic_class,
             ack_timeout: bounded_timeout(req.ack_timeout),
+            chosen_timeout: None,
             retry_count: req.retry_count,
             rnr_retry_count: req.rnr_retry_count,
             min_rnr_timer: 0,
@@ -238,6 +239,7 @@ impl Manager {
         let proposed = (conn.responder_resources, conn.initiator_depth);
         (conn.qpn, conn.is_led) = (Some(param.qpn), param.is_led);
         conn.min_rnr_timer = param.min_rnr_timer;
+        conn.chosen_timeout = param.ack_timeout;
         (conn.responder_resources, conn.initiator_depth) = (responder_resources, initiator_depth);
         if param.tos != 0 {
             conn.tos = param.tos;

@@ -21,6 +21,7 @@ fn numbers_go_where_they_belong() {
         rnr_retry_count: 3,
         min_rnr_timer: 14,
         tos: 32,
+        ack_timeout: Some(21),
     };
     let active = pair.connect(&ours);
     let (passive, request) = pair.request();
@@ -42,6 +43,7 @@ fn numbers_go_where_they_belong() {
         rnr_retry_count: 6,
         min_rnr_timer: 2,
         tos: 0,
+        ack_timeout: None,
     };
     pair.accept(passive, &theirs);
     assert_eq!(pair.names(A), ["REQ", "RTU"]);
@@ -79,7 +81,7 @@ fn numbers_go_where_they_belong() {
     assert_eq!((rtr.dest_qpn, rtr.path_mtu), (Some(QP_P), Some(Mtu::M1024)));
     assert_eq!((rtr.rq_psn, rts.sq_psn), (Some(req.starting_psn), Some(rep.starting_psn)));
     assert_eq!((rtr.max_dest_rd_atomic, rts.max_rd_atomic), (Some(4), Some(6)));
-    assert_eq!((rts.retry_cnt, rts.rnr_retry, rts.timeout), (Some(5), Some(6), Some(17)));
+    assert_eq!((rts.retry_cnt, rts.rnr_retry, rts.timeout), (Some(5), Some(6), Some(21)), "chosen");
     assert_eq!(rtr.min_rnr_timer, Some(14));
 
     let (rtr, rts) = (pair.step(P, QpState::Rtr), pair.step(P, QpState::Rts));
