@@ -393,7 +393,7 @@ pub(crate) struct Cq {
     pub(crate) channel: *const CompChannel,
     pub(crate) cq_context: *mut c_void,
     pub(crate) handle: u32,
-    pub(crate) cqe: c_int,
+    pub(crate) cqe: AtomicI32,
     pub(crate) mutex: Mutex,
     pub(crate) cond: Cond,
     pub(crate) comp_events_completed: AtomicU32,

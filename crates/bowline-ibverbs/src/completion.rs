@@ -9,7 +9,7 @@ use std::sync::Mutex;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use bowline_base::clock;
-use bowline_verbs::{Completion, CqId, Device as _};
+use bowline_verbs::{Completion, CqId, Device as _, Error};
 
 use crate::abi::{CompChannel, Context, Cq, CqInitAttrEx, Wc};
 use crate::device::{Handle, Opened, end_events};
@@ -121,7 +121,7 @@ fn create(
         channel: channel.map_or(ptr::null(), ptr::from_ref),
         cq_context,
         handle: id.0,
-        cqe: cqe as c_int, // below the device's limit
+        cqe: AtomicI32::new(cqe as c_int), // below the device's limit
         mutex,
         cond,
         comp_events_completed: AtomicU32::new(0),
@@ -184,8 +184,16 @@ pub(crate) extern "C" fn create_cq_ex(
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn ibv_resize_cq(cq: Option<&Cq>, _cqe: c_int) -> c_int {
-    fails(if cq.is_some() { libc::EOPNOTSUPP } else { libc::EINVAL })
+extern "C" fn ibv_resize_cq(cq: Option<&Cq>, cqe: c_int) -> c_int {
+    let (Some(cq), Ok(depth)) = (cq, usize::try_from(cqe)) else { return fails(libc::EINVAL) };
+    match cq.own.opened.soft.resize_cq(cq.own.id, depth) {
+        Ok(()) => {
+            cq.cqe.store(cqe, Relaxed);
+            0
+        }
+        Err(Error::Limit(_)) => fails(libc::EINVAL),
+        Err(error) => failed(&error),
+    }
 }
 
 #[unsafe(no_mangle)]

@@ -146,13 +146,8 @@ fn populate(addr: *mut c_void, len: usize, access: Access) -> Result<(), c_int> 
     }
 }
 
-fn register(
-    pd: &PdOwn,
-    addr: *mut c_void,
-    len: usize,
-    iova: u64,
-    access: Access,
-) -> Result<MrKeys, c_int> {
+/// The program's memory, as a device has it.
+fn memory(addr: *mut c_void, len: usize, access: Access) -> Result<Arc<Buffer>, c_int> {
     if addr.addr().checked_add(len).is_none() {
         return Err(libc::EINVAL);
     }
@@ -161,13 +156,11 @@ fn register(
     let buffer = unsafe { Buffer::from_program(addr.cast(), len) }.ok_or(libc::EINVAL)?;
     // A peer's payload that is placed before it is checked would be seen by a program that looks at
     // the memory instead of waiting for a completion.
-    let buffer = if access.contains(Access::REMOTE_WRITE) {
+    Ok(Arc::new(if access.contains(Access::REMOTE_WRITE) {
         buffer.without_direct_placement()
     } else {
         buffer
-    };
-    let keys = pd.opened.soft.reg_mr(pd.id, &Arc::new(buffer), 0, len, Some(iova), access);
-    keys.map_err(|error| error.errno().0)
+    }))
 }
 
 fn new_region(
@@ -180,8 +173,10 @@ fn new_region(
     let Some(pd) = pd else { return none(libc::EINVAL) };
     let registered = rights(access).and_then(|access| {
         let iova = if access.contains(Access::ZERO_BASED) { 0 } else { iova };
-        let keys = register(&pd.own, addr, length, iova, access)?;
-        Ok((access, iova, keys))
+        let buffer = memory(addr, length, access)?;
+        let PdOwn { opened, id, .. } = &pd.own;
+        let keys = opened.soft.reg_mr(*id, &buffer, 0, length, Some(iova), access);
+        Ok((access, iova, keys.map_err(|error| error.errno().0)?))
     });
     match registered {
         Ok((access, iova, MrKeys { lkey, rkey })) => {
@@ -236,7 +231,7 @@ extern "C" fn ibv_dereg_mr(mr: *mut Mr) -> c_int {
     0
 }
 
-/// Registers the region again with what changes; it has new keys then.
+/// Registers the region again with what changes. It keeps its keys.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_rereg_mr(
     mr: Option<&mut Mr>,
@@ -254,11 +249,12 @@ extern "C" fn ibv_rereg_mr(
     if flags == 0 || flags & !(CHANGE_TRANSLATION | CHANGE_PD | CHANGE_ACCESS) != 0 {
         return refuse(libc::EINVAL);
     }
-    let mut new_pd = PdOwn { opened: Arc::clone(&mr.own.opened), id: mr.own.pd, is_parent: true };
-    if flags & CHANGE_PD != 0 {
+    let new_pd = if flags & CHANGE_PD == 0 {
+        mr.own.pd
+    } else {
         let Some(pd) = pd else { return refuse(libc::EINVAL) };
-        new_pd.id = pd.own.id;
-    }
+        pd.own.id
+    };
     let new_access = if flags & CHANGE_ACCESS == 0 {
         mr.own.access
     } else {
@@ -272,17 +268,17 @@ extern "C" fn ibv_rereg_mr(
     } else {
         (addr, length, addr as u64)
     };
-    let keys = match register(&new_pd, addr, length, iova, new_access) {
-        Ok(keys) => keys,
+    let buffer = match memory(addr, length, new_access) {
+        Ok(buffer) => buffer,
         Err(errno) => return refuse(errno),
     };
-    if let Err(error) = mr.own.opened.soft.dereg_mr(mr.lkey) {
-        // It has windows.
-        let _ = mr.own.opened.soft.dereg_mr(keys.lkey);
+    let region = (&buffer, 0, length);
+    let soft = &mr.own.opened.soft;
+    if let Err(error) = soft.rereg_mr(mr.lkey, new_pd, region, Some(iova), new_access) {
         return refuse(error.errno().0);
     }
-    (mr.addr, mr.length, mr.lkey, mr.rkey) = (addr, length, keys.lkey, keys.rkey);
-    (mr.own.access, mr.own.iova, mr.own.pd) = (new_access, iova, new_pd.id);
+    (mr.addr, mr.length) = (addr, length);
+    (mr.own.access, mr.own.iova, mr.own.pd) = (new_access, iova, new_pd);
     if let Some(pd) = pd.filter(|_| flags & CHANGE_PD != 0) {
         mr.pd = pd;
     }

@@ -371,7 +371,11 @@ extern "C" fn ibv_modify_qp(qp: Option<&Qp>, attr: Option<&QpAttr>, given: c_int
     }
     let opened = &qp.own.opened;
     let Some(change) = change(opened, attr, given) else { return fails(libc::EINVAL) };
-    let result = opened.soft.modify_qp(qp.own.qpn, &change);
+    let mut result = opened.soft.modify_qp(qp.own.qpn, &change);
+    if result.is_ok() && change.state == Some(QpState::Reset) {
+        // Cards do, and programs take what they poll next for what they have posted since.
+        result = opened.soft.forget_completions(qp.own.qpn);
+    }
     if let (Ok(()), Some(state)) = (&result, change.state) {
         qp.state.store(state as u32, Relaxed);
     }

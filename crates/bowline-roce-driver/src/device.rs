@@ -286,6 +286,40 @@ impl SoftDevice {
         self.shared.catch_up();
     }
 
+    /// Gives a region of [`Device::reg_mr`] another protection domain, memory (a buffer, and offset
+    /// and length in it) and rights. It keeps its keys.
+    ///
+    /// # Errors
+    /// Those of [`Device::reg_mr`]; [`Error::Busy`] while a window is bound to it. Nothing has
+    /// changed then.
+    pub fn rereg_mr(
+        &self,
+        lkey: u32,
+        pd: PdId,
+        memory: (&Arc<Buffer>, usize, usize),
+        iova: Option<u64>,
+        access: Access,
+    ) -> Result<(), Error> {
+        self.set(|core| core.rereg_mr(lkey, pd, memory, iova, access))
+    }
+
+    /// Gives a completion queue room for this many entries.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`], [`Error::Limit`]; [`Error::Invalid`] if it has more entries.
+    pub fn resize_cq(&self, cq: CqId, depth: usize) -> Result<(), Error> {
+        self.set(|core| core.resize_cq(cq, depth))
+    }
+
+    /// Removes the completions of a queue pair that nobody has polled, as cards do of one that is
+    /// reset.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`].
+    pub fn forget_completions(&self, qp: Qpn) -> Result<(), Error> {
+        self.set(|core| core.forget_completions(qp))
+    }
+
     /// Joins a multicast group with a local address: what is sent to the group on that address's
     /// network comes to this device, for queue pairs that are [attached](Self::attach). As often as
     /// it was joined it is to be [left](Self::leave).

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use bowline_verbs::{Completion, CqId, Error, InvalidReason, Object, Resource};
+use bowline_verbs::{Completion, CqId, Error, InvalidReason, Object, Qpn, Resource};
 
 use crate::table::Table;
 
@@ -70,15 +70,10 @@ impl CqTable {
     }
 
     pub(crate) fn create(&mut self, depth: usize) -> Result<CqId, Error> {
-        if depth == 0 {
-            return Err(Error::Invalid(InvalidReason::NoEntries));
-        }
         if self.queues.len() >= self.max {
             return Err(Error::Limit(Resource::CompletionQueues));
         }
-        if depth > self.max_depth {
-            return Err(Error::Limit(Resource::CqEntries));
-        }
+        self.check_depth(depth)?;
         Ok(CqId(self.queues.insert(Cq {
             depth,
             entries: VecDeque::new(),
@@ -87,6 +82,25 @@ impl CqTable {
             overrun: false,
             users: 0,
         })))
+    }
+
+    fn check_depth(&self, depth: usize) -> Result<(), Error> {
+        match depth {
+            0 => Err(Error::Invalid(InvalidReason::NoEntries)),
+            _ if depth > self.max_depth => Err(Error::Limit(Resource::CqEntries)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Gives a queue room for this many entries, which must not be fewer than it has.
+    pub(crate) fn resize(&mut self, cq: CqId, depth: usize) -> Result<(), Error> {
+        self.check_depth(depth)?;
+        let queue = self.queues.get_mut(cq.0).ok_or(NO_CQ)?;
+        if depth < queue.entries.len() {
+            return Err(Error::Invalid(InvalidReason::NoEntries));
+        }
+        queue.depth = depth;
+        Ok(())
     }
 
     pub(crate) fn destroy(&mut self, cq: CqId) -> Result<(), Error> {
@@ -130,6 +144,14 @@ impl CqTable {
         }));
         queue.solicited -= solicited;
         Ok(count)
+    }
+
+    /// Removes the entries of a queue pair.
+    pub(crate) fn forget(&mut self, cq: CqId, qpn: Qpn) {
+        if let Some(queue) = self.queues.get_mut(cq.0) {
+            queue.entries.retain(|(entry, _)| entry.qpn != qpn);
+            queue.solicited = queue.entries.iter().filter(|(_, wakes)| *wakes).count();
+        }
     }
 
     /// Requests a notification of the next entry, or of the next solicited entry or error [RSP-20].
@@ -237,6 +259,39 @@ mod tests {
         assert_eq!(table.arm_next(CqId(cq.0 + 1), true), Err(NO_CQ));
         assert_eq!(table.add(cq, entry(5), true), Added::Overrun { waited: false });
         assert_eq!(table.arm_next(cq, false), Err(OVERRUN));
+    }
+
+    #[test]
+    fn entries_of_a_queue_pair_are_forgotten() {
+        let mut table = CqTable::new(1, 10);
+        let cq = table.create(10).unwrap();
+        let of = |wr_id, qpn| Completion { qpn: Qpn(qpn), ..entry(wr_id) };
+        for (id, qpn, wakes) in [(1, 7, true), (2, 8, true), (3, 7, false)] {
+            table.add(cq, of(id, qpn), wakes);
+        }
+        table.forget(cq, Qpn(7));
+        assert_eq!(table.arm(cq, true), Ok(false), "the other one's is solicited");
+        let mut out = Vec::new();
+        assert_eq!(table.poll(cq, &mut out, 9), Ok(1));
+        assert_eq!(out, [of(2, 8)]);
+        assert_eq!(table.arm(cq, true), Ok(true));
+    }
+
+    #[test]
+    fn a_queue_is_made_longer_and_no_shorter_than_what_it_has() {
+        let mut table = CqTable::new(2, 4);
+        let cq = table.create(1).unwrap();
+        assert_eq!(table.resize(cq, 3), Ok(()));
+        for id in 0..3 {
+            assert_eq!(table.add(cq, entry(id), false), Added::Quiet);
+        }
+        let few = Err(Error::Invalid(InvalidReason::NoEntries));
+        assert_eq!((table.resize(cq, 2), table.resize(cq, 0)), (few.clone(), few));
+        assert_eq!(table.resize(cq, 5), Err(Error::Limit(Resource::CqEntries)));
+        assert_eq!(table.resize(CqId(cq.0 ^ 1), 3), Err(NO_CQ));
+        table.poll(cq, &mut Vec::new(), 2).unwrap();
+        assert_eq!(table.resize(cq, 1), Ok(()));
+        assert_eq!(table.add(cq, entry(4), false), Added::Overrun { waited: false });
     }
 
     #[test]

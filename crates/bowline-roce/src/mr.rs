@@ -208,10 +208,42 @@ impl MrTable {
         &mut self,
         rng: &mut Rng,
         pd: PdId,
-        (buffer, offset, len): (&Arc<Buffer>, usize, usize),
+        memory: (&Arc<Buffer>, usize, usize),
         iova: Option<u64>,
         access: Access,
     ) -> Result<MrKeys, Error> {
+        let region = Self::region(pd, memory, iova, access)?;
+        self.insert(rng, region)
+    }
+
+    /// Gives a registered region another protection domain, memory and rights, and leaves it its
+    /// key. No copy is in progress during the call, as for [`deregister`](Self::deregister).
+    pub(crate) fn reregister(
+        &mut self,
+        key: u32,
+        pd: PdId,
+        memory: (&Arc<Buffer>, usize, usize),
+        iova: Option<u64>,
+        access: Access,
+    ) -> Result<(), Error> {
+        let new = Self::region(pd, memory, iova, access)?;
+        let Region { registered_key, withdrawn, windows, .. } = *self.registered(key)?;
+        if windows > 0 {
+            return Err(Error::Busy(Object::MemoryRegion));
+        }
+        if let Some(region) = self.regions.get_mut(key >> 8) {
+            *region = Region { key, registered_key, withdrawn, ..new };
+        }
+        Ok(())
+    }
+
+    /// Makes a region of a stretch of memory, without a key.
+    fn region(
+        pd: PdId,
+        (buffer, offset, len): (&Arc<Buffer>, usize, usize),
+        iova: Option<u64>,
+        access: Access,
+    ) -> Result<Region, Error> {
         if len == 0 || !fits(buffer, offset, len) {
             return Err(Error::Invalid(InvalidReason::OutsideBuffer));
         }
@@ -228,8 +260,7 @@ impl MrTable {
             return Err(Error::Invalid(InvalidReason::AddressWrap));
         }
         let memory = Memory::Contiguous { buffer: Arc::clone(buffer), offset, len };
-        let memory = Some(memory);
-        self.insert(rng, Region { iova, memory, ..Region::new(pd, access, false) })
+        Ok(Region { iova, memory: Some(memory), ..Region::new(pd, access, false) })
     }
 
     /// Creates a region for fast registration, free at first [MR-6].
@@ -799,6 +830,36 @@ mod tests {
         assert_eq!(table.deregister(b), Ok(PD));
         let fast = table.allocate(&mut rng, PD).unwrap().rkey;
         assert_eq!(table.withdraw_keys(&[fast]), no_such);
+    }
+
+    #[test]
+    fn a_region_that_is_registered_again_keeps_its_key() {
+        let (mut table, mut rng) = table();
+        let buffer = Arc::new(Buffer::new(4096).unwrap());
+        let other = Arc::new(Buffer::new(100).unwrap());
+        let first = (&buffer, 0, 4096);
+        let keys = table.register(&mut rng, PD, first, Some(0), Access::LOCAL_WRITE).unwrap();
+        let change = |table: &mut MrTable, pd, len, access| {
+            table.reregister(keys.lkey, pd, (&other, 0, len), Some(7000), access)
+        };
+        let read = Access::REMOTE_READ;
+        assert!(change(&mut table, PD, 101, read).is_err(), "more than there is");
+        let find = |table: &MrTable, pd, va| {
+            table.region_offset(pd, keys.lkey, va, 50, Access::LOCAL_WRITE)
+        };
+        assert_eq!(find(&table, PD, 4046), Ok(4046), "nothing has changed");
+        assert_eq!(change(&mut table, PdId(2), 100, Access::LOCAL_WRITE), Ok(()));
+        assert_eq!(find(&table, PdId(2), 7050), Ok(50));
+        assert_eq!(find(&table, PdId(2), 4046), Err(KeyError::OutOfRange));
+        assert_eq!(find(&table, PD, 7050), Err(KeyError::WrongPd));
+        table.count_window(keys.lkey, 1);
+        assert_eq!(change(&mut table, PD, 100, read), Err(Error::Busy(Object::MemoryRegion)));
+        table.count_window(keys.lkey, -1);
+        assert_eq!(table.deregister(keys.lkey), Ok(PdId(2)));
+        let gone = Err(Error::NoSuch(Object::MemoryRegion));
+        assert_eq!(change(&mut table, PD, 100, read), gone);
+        let fast = table.allocate(&mut rng, PD).unwrap().lkey;
+        assert_eq!(table.reregister(fast, PD, first, None, read), gone, "it is bound by requests");
     }
 
     #[test]

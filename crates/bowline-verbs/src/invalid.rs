@@ -79,7 +79,7 @@ pub enum InvalidReason {
     KeyNotWithdrawn,
     /// The new key is the present one, or differs in more than the low byte.
     NewKey,
-    /// A completion queue of no entry.
+    /// A completion queue of no entry, or of fewer than it has.
     NoEntries,
     /// A receive is posted on a queue pair that has a shared receive queue.
     SharedReceives,
@@ -177,7 +177,7 @@ impl fmt::Display for InvalidReason {
             Self::KeyWithdrawn => "the key is invalidated already",
             Self::KeyNotWithdrawn => "the key is not invalidated",
             Self::NewKey => "the new key must differ in the low byte only",
-            Self::NoEntries => "a completion queue needs room for an entry",
+            Self::NoEntries => "a completion queue needs room for an entry, and for those it has",
             Self::SharedReceives => {
                 "receives of this queue pair are posted on its shared receive queue"
             }

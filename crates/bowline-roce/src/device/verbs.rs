@@ -84,6 +84,27 @@ impl Device {
         mrs.register(&mut self.rng, pd, (buffer, offset, len), iova, access)
     }
 
+    /// Gives a region of [`reg_mr`](Self::reg_mr) another protection domain, memory (a buffer,
+    /// and offset and length in it) and rights. It keeps its keys.
+    ///
+    /// # Errors
+    /// Those of [`reg_mr`](Self::reg_mr); [`Error::Busy`] while a window is bound to it. Nothing has
+    /// changed then.
+    pub fn rereg_mr(
+        &mut self,
+        lkey: u32,
+        pd: PdId,
+        memory: (&Arc<Buffer>, usize, usize),
+        iova: Option<u64>,
+        access: Access,
+    ) -> Result<(), Error> {
+        self.pds.get(pd.0).ok_or(NO_PD)?;
+        if access.contains(Access::FLUSH_PERSISTENT) {
+            return Err(Error::NotSupported(Feature::PersistentMemory));
+        }
+        self.shared.mrs.reregister(lkey, pd, memory, iova, access)
+    }
+
     /// Creates a region for fast registration [MR-6], free at first: memory is bound to it and
     /// unbound again in the order of a send queue [MR-12].
     ///
@@ -169,6 +190,25 @@ impl Device {
     /// [`Error::Limit`], [`Error::Invalid`].
     pub fn create_cq(&mut self, depth: usize) -> Result<CqId, Error> {
         self.shared.cqs.create(depth)
+    }
+
+    /// Gives a completion queue room for this many entries.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`], [`Error::Limit`]; [`Error::Invalid`] if it has more entries.
+    pub fn resize_cq(&mut self, cq: CqId, depth: usize) -> Result<(), Error> {
+        self.shared.cqs.resize(cq, depth)
+    }
+
+    /// Removes the completions of a queue pair that nobody has polled.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`].
+    pub fn forget_completions(&mut self, qp: Qpn) -> Result<(), Error> {
+        let init = &self.qps.get(&qp.0).ok_or(NO_QP)?.init;
+        self.shared.cqs.forget(init.send_cq, qp);
+        self.shared.cqs.forget(init.recv_cq, qp);
+        Ok(())
     }
 
     /// Removes a completion queue.
