@@ -47,6 +47,30 @@ fn free(at: *mut libc::sockaddr) {
     }
 }
 
+/// An answer with these addresses and their lengths, and nothing else.
+fn between(
+    src: (*mut libc::sockaddr, libc::socklen_t),
+    dst: (*mut libc::sockaddr, libc::socklen_t),
+) -> AddrInfo {
+    AddrInfo {
+        ai_flags: 0,
+        ai_family: 0,
+        ai_qp_type: 0,
+        ai_port_space: 0,
+        ai_src_len: src.1,
+        ai_dst_len: dst.1,
+        ai_src_addr: src.0,
+        ai_dst_addr: dst.0,
+        ai_src_canonname: ptr::null_mut(),
+        ai_dst_canonname: ptr::null_mut(),
+        ai_route_len: 0,
+        ai_route: ptr::null_mut(),
+        ai_connect_len: 0,
+        ai_connect: ptr::null_mut(),
+        ai_next: ptr::null_mut(),
+    }
+}
+
 #[unsafe(no_mangle)]
 extern "C" fn rdma_getaddrinfo(
     node: *const c_char,
@@ -66,6 +90,20 @@ extern "C" fn rdma_getaddrinfo(
         (0, _) => PS_TCP,
         (port_space, _) => port_space,
     };
+    if let Some(hints) = hints.filter(|_| node.is_null() && service.is_null()) {
+        // There is nothing to look up.
+        *out = made(AddrInfo {
+            ai_flags: flags,
+            ai_family: hints.ai_family,
+            ai_qp_type: hints.ai_qp_type,
+            ai_port_space: hints.ai_port_space,
+            ..between(
+                (copy(hints.ai_src_addr, hints.ai_src_len), hints.ai_src_len),
+                (copy(hints.ai_dst_addr, hints.ai_dst_len), hints.ai_dst_len),
+            )
+        });
+        return 0;
+    }
     // SAFETY: numbers and pointers, for which zeroes are good.
     let mut wanted: libc::addrinfo = unsafe { mem::zeroed() };
     wanted.ai_flags = if is_passive { libc::AI_PASSIVE } else { 0 };
@@ -100,17 +138,7 @@ extern "C" fn rdma_getaddrinfo(
         ai_family: first.ai_family,
         ai_qp_type: if port_space == PS_UDP { QPT_UD } else { QPT_RC },
         ai_port_space: port_space,
-        ai_src_len: src.1,
-        ai_dst_len: dst.1,
-        ai_src_addr: src.0,
-        ai_dst_addr: dst.0,
-        ai_src_canonname: ptr::null_mut(),
-        ai_dst_canonname: ptr::null_mut(),
-        ai_route_len: 0,
-        ai_route: ptr::null_mut(),
-        ai_connect_len: 0,
-        ai_connect: ptr::null_mut(),
-        ai_next: ptr::null_mut(),
+        ..between(src, dst)
     });
     // SAFETY: found above, and freed once.
     unsafe { libc::freeaddrinfo(found) };
