@@ -441,7 +441,8 @@ pub(crate) extern "C" fn ibv_open_device(device: Option<&Device>) -> *mut Contex
     let context = Context {
         device,
         ops: operations(),
-        cmd_fd: -1,
+        // Programs duplicate it for `ibv_import_device`, which is refused.
+        cmd_fd: events.fd(),
         async_fd: events.fd(),
         num_comp_vectors: 1,
         mutex,

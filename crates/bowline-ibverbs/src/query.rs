@@ -17,6 +17,8 @@ const SRQ_RESIZE: u32 = 1 << 13;
 const MEM_WINDOW: u32 = 1 << 17;
 const MEM_MGT_EXTENSIONS: u32 = 1 << 21;
 const MEM_WINDOW_TYPE_2B: u32 = 1 << 24;
+/// Nobody's number, which devices without a vendor have, and 0 is not.
+const VENDOR: u32 = 0xff_ffff;
 /// `IBV_PORT_ACTIVE`.
 const PORT_ACTIVE: u32 = 4;
 /// `IBV_PORT_CM_SUP` and `IBV_PORT_IP_BASED_GIDS`.
@@ -59,7 +61,7 @@ fn attr(of: &Attr) -> DeviceAttr {
         sys_image_guid: of.guid.to_be(),
         max_mr_size: isize::MAX as u64,
         page_size_cap: !0xfff,
-        vendor_id: 0,
+        vendor_id: VENDOR,
         vendor_part_id: 0,
         hw_ver: 0,
         max_qp: number(of.max_qp),
@@ -258,7 +260,7 @@ extern "C" fn _ibv_query_gid_ex(
     }
 }
 
-/// Returns the number of entries, or an errno below zero.
+/// Returns the number of entries, or an errno below zero: `EINVAL` where there is room for fewer.
 #[unsafe(no_mangle)]
 extern "C" fn _ibv_query_gid_table(
     context: Option<&Context>,
@@ -267,11 +269,12 @@ extern "C" fn _ibv_query_gid_table(
     flags: u32,
     room: usize,
 ) -> isize {
-    let Some(context) = context.filter(|_| flags == 0 && !out.is_null()) else {
+    let has_room = |context: &&Context| context.own.opened.gids.len() <= most;
+    let Some(context) = context.filter(has_room).filter(|_| flags == 0 && !out.is_null()) else {
         return -(fails(libc::EINVAL) as isize);
     };
     let mut count = 0;
-    for index in 0..most.min(context.own.opened.gids.len()) {
+    for index in 0..context.own.opened.gids.len() {
         let Ok(entry) = entry(context, 1, index as u32) else { break };
         write_part(&entry, out.wrapping_byte_add(index * room), room);
         count += 1;
