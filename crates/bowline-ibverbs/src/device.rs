@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
-use std::{env, fs, io};
+use std::{env, fs, io, process};
 
 use bowline_base::Errno;
 use bowline_roce_driver::{
@@ -184,6 +184,19 @@ pub(crate) struct Opened {
     pub(crate) attr: DeviceAttr,
     pub(crate) gids: Vec<GidAt>,
     pub(crate) live: Arc<Live>,
+    /// The process that has opened it.
+    process: u32,
+}
+
+impl Drop for Opened {
+    /// A child of `fork` has a copy without the threads, and its end is no matter of the parent's
+    /// device, with which it shares the descriptors.
+    fn drop(&mut self) {
+        if self.process != process::id() {
+            mem::forget(Arc::clone(&self.soft));
+            mem::forget(self.guest.take());
+        }
+    }
 }
 
 /// What is kept for a context.
@@ -277,7 +290,7 @@ fn capture() -> Option<PathBuf> {
     let path = env::var_os(CAPTURE).filter(|path| !path.is_empty()).map(PathBuf::from)?;
     let is_mine = fs::File::create_new(&path).is_ok();
     let mut own = path.clone().into_os_string();
-    own.push(format!(".{}", std::process::id()));
+    own.push(format!(".{}", process::id()));
     Some(if is_mine { path } else { own.into() })
 }
 
@@ -317,12 +330,14 @@ impl Opened {
         };
         let live = Arc::new(Live::default());
         soft.watch(Arc::<Live>::clone(&live));
-        Ok(Self { attr: soft.attr(), soft, guest, gids, live })
+        Ok(Self { attr: soft.attr(), soft, guest, gids, live, process: process::id() })
     }
 
     fn shared() -> Result<Arc<Self>, bowline_verbs::Error> {
         let mut opened = lock(&OPENED);
-        if let Some(opened) = opened.upgrade().filter(|opened| !opened.soft.is_closed()) {
+        // A child of `fork` opens a device of its own.
+        let mine = opened.upgrade().filter(|opened| opened.process == process::id());
+        if let Some(opened) = mine.filter(|opened| !opened.soft.is_closed()) {
             return Ok(opened);
         }
         // The device's threads leave signals to the program's.

@@ -67,3 +67,13 @@ fn a_queue_pair_that_has_gone_is_not_looked_at_when_its_id_leaves_a_group() {
 fn a_device_whose_node_has_gone_is_not_listed() {
     run("no_node", "127.81.6.4");
 }
+
+#[test]
+fn what_is_changed_after_it_was_made_is_as_the_manual_says() {
+    run("again", "127.81.6.5");
+}
+
+#[test]
+fn a_child_opens_a_device_of_its_own() {
+    run("forked", "127.81.6.6");
+}

@@ -5,7 +5,8 @@ use core::ffi::{c_int, c_uint, c_void};
 use core::ptr;
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Mutex, OnceLock};
+use std::process;
+use std::sync::Mutex;
 
 use bowline_roce_driver::PortSpace;
 use bowline_verbs::{AddressVector, CmId as Number, ConnRequest, Device as _, Qpn};
@@ -84,15 +85,19 @@ pub(super) struct Verbs {
     pub(super) pd: Handle<Pd>,
 }
 
-/// Returns the context that all ids share, which is opened when it is first asked for.
+/// Returns the context that all ids share, which is opened when it is first asked for; in a child
+/// of `fork` once more.
 pub(super) fn verbs() -> Option<Verbs> {
-    static VERBS: OnceLock<Option<Verbs>> = OnceLock::new();
-    *VERBS.get_or_init(|| {
+    static VERBS: Mutex<(u32, Option<Verbs>)> = Mutex::new((0, None));
+    let mut verbs = lock(&VERBS);
+    if verbs.0 != process::id() {
         let context: *const Context = ibv_open_device(first());
         // SAFETY: null or just made.
         let pd = ibv_alloc_pd(unsafe { context.as_ref() });
-        (!pd.is_null()).then_some(Verbs { context: Handle(context), pd: Handle(pd) })
-    })
+        let new = (!pd.is_null()).then_some(Verbs { context: Handle(context), pd: Handle(pd) });
+        *verbs = (process::id(), new);
+    }
+    verbs.1
 }
 
 pub(super) fn opened() -> Option<&'static Opened> {
