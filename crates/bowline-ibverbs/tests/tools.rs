@@ -372,3 +372,25 @@ fn multicast_of_rdmacm_utils_passes() {
     heard("239.81.6.2", node, shared, node, shared);
     heard("239.81.6.2", node, shared, At::Addr(from), from);
 }
+
+/// rdma-core's own tests, which Debian has beside its package of pyverbs.
+#[test]
+fn tests_of_rdma_core_pass() {
+    const TESTS: &str = "/usr/share/doc/rdma-core/tests";
+    if !Path::new(TESTS).join("base.py.gz").is_file() {
+        return skipped::because(format!("no {TESTS}; install python3-pyverbs with its documents"));
+    }
+    let names = names("pyverbs");
+    let copied = Command::new("cp").args(["-r", TESTS]).arg(&names.0).status().unwrap();
+    let tests = names.0.join("tests");
+    let unpacked = Command::new("gunzip").arg("-r").arg(&tests).status().unwrap();
+    assert!(copied.success() && unpacked.success());
+    // Some of them are two processes.
+    let (path, addr) = (names.0.join("node.sock"), "127.81.10.1");
+    hosted(addr.parse().unwrap(), &path, &names.0);
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/of_rdma_core.py");
+    // Debian's modules are for Debian's Python.
+    let words = ["/usr/bin/python3", script, tests.to_str().unwrap(), addr];
+    let (is_good, said) = end(start(&names, At::Node(&path), &words));
+    assert!(is_good, "{said}");
+}
