@@ -200,7 +200,7 @@ fn a_device_is_shown_with_its_addresses() {
 }
 
 #[test]
-fn pingpong_of_rdma_core_passes() {
+fn pingpong_rdma_core_tests_passes() {
     if is_there("ibv_rc_pingpong", "ibverbs-utils") {
         let names = names("pingpong");
         let at = [At::Addr("127.81.1.1"), At::Addr("127.81.1.2")];
@@ -375,7 +375,7 @@ fn multicast_of_rdmacm_utils_passes() {
 
 /// rdma-core's own tests, which Debian has beside its package of pyverbs.
 #[test]
-fn tests_of_rdma_core_pass() {
+fn tests_rdma_core_tests_pass() {
     const TESTS: &str = "/usr/share/doc/rdma-core/tests";
     if !Path::new(TESTS).join("base.py.gz").is_file() {
         return skipped::because(format!("no {TESTS}; install python3-pyverbs with its documents"));
@@ -388,7 +388,7 @@ fn tests_of_rdma_core_pass() {
     // Some of them are two processes.
     let (path, addr) = (names.0.join("node.sock"), "127.81.10.1");
     hosted(addr.parse().unwrap(), &path, &names.0);
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/of_rdma_core.py");
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/rdma_core_tests.py");
     // Debian's modules are for Debian's Python.
     let words = ["/usr/bin/python3", script, tests.to_str().unwrap(), addr];
     let (is_good, said) = end(start(&names, At::Node(&path), &words));

@@ -1,5 +1,5 @@
 /* A child of a process that has the device open: it opens one of its own, at another address, and
- * the parent's goes on. Prints the line of the first thing that is not as it must be. */
+ * the parent's keeps working. Prints the line of the first thing that is not as it must be. */
 #include <arpa/inet.h>
 #include <infiniband/verbs.h>
 #include <rdma/rdma_cma.h>

@@ -1,6 +1,6 @@
 """Runs rdma-core's own tests, which Debian has in /usr/share/doc/rdma-core/tests, over the device.
 
-    of_rdma_core.py FOLDER ADDRESS    FOLDER: a copy of them, unpacked; ADDRESS: of the device
+    rdma_core_tests.py FOLDER ADDRESS    FOLDER: a copy of them, unpacked; ADDRESS: of the device
 
 They ask sysfs for the device's interface, and skip what connects by the rdma_cm without: here they have ADDRESS."""
 import collections
