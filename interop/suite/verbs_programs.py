@@ -23,9 +23,12 @@ PERFTEST = ["ib_write_bw -x {gid} -n 100 -m 1024", "ib_read_bw -x {gid} -n 100 -
 # server, client
 BY_CM = [("rping -s -a {server} -C 5 -V", "rping -c -a {server} -C 5 -V"),
          ("rping -q -s -a {server} -C 5 -V", "rping -q -c -a {server} -C 5 -V"),
-         ("ucmatose -b {server} -c 3 -C 4 -S 5000", "ucmatose -s {server} -c 3 -C 4 -S 5000"),
-         ("udaddy -b {server} -c 3 -C 4 -S 500", "udaddy -s {server} -c 3 -C 4 -S 500"),
+         ("ucmatose -f {family} -b {server} -c 3 -C 4 -S 5000", "ucmatose -f {family} -s {server} -c 3 -C 4 -S 5000"),
+         ("udaddy -f {family} -b {server} -c 3 -C 4 -S 500", "udaddy -f {family} -s {server} -c 3 -C 4 -S 500"),
          ("rdma_server -s {server}", "rdma_client -s {server}")]
+
+# receiver, sender
+MULTICAST = ("mckey -m 239.99.7.1 -b {server}", "mckey -m 239.99.7.1 -b {client} -s")
 
 
 class Host:
@@ -100,14 +103,16 @@ class Kernel:
 
 
 def pair(server, client, serves, asks):
-    """A server and a client, both of which must succeed. A client that comes before its server listens comes again."""
+    """A server and a client, both of which must succeed. A client that comes before its server listens comes again, and
+    so does one that waits for no answer, until the server has heard enough."""
+    sends_only = asks.startswith("mckey")
     server.serve(serves)
     try:
         end = time.monotonic() + 30
         time.sleep(0.5)
         while True:
             rc, said = client.run(asks)
-            if rc == 0 or server.is_over() or time.monotonic() > end:
+            if rc == 0 and not sends_only or server.is_over() or time.monotonic() > end:
                 break
             time.sleep(0.5)
         served, server_said = server.served()
@@ -122,19 +127,22 @@ def is_there(command):
     return shutil.which(tool) and guest_run("a", "command -v " + tool)[0] == 0
 
 
-@scenario("verbs-programs", dirs=("k>n", "n>k"), orders=("lo",), families=(4,), timeout=600, bare=True, tool=True,
+@scenario("verbs-programs", dirs=("k>n", "n>k"), orders=("lo",), families=(4, 6), timeout=600, bare=True, tool=True,
           self_check=NO_SELF_CHECK)
 def verbs_programs(c):
     """Debian's programs that speak verbs, unmodified on both sides: pingpongs, perftest, and those of the rdma_cm, the
-    kernel's rxe at one end and bowline's libraries at the other."""
+    kernel's rxe at one end and bowline's libraries at the other. Over IPv6 those of the rdma_cm alone: pingpongs listen
+    on IPv4."""
     with Roce(c) as r:
         ours, theirs = Host(r), Kernel()
         gids = {ours: "0", theirs: "1 -d rxe0"}
         server, client = (ours, theirs) if c.dir == "k>n" else (theirs, ours)
-        address = c.n_addr if c.dir == "k>n" else c.k_addr
+        address, other = (c.n_addr, c.k_addr) if c.dir == "k>n" else (c.k_addr, c.n_addr)
         done, missing, wrong = [], set(), []
-        with_port = [(x, "%s %s" % (x, address)) for x in PINGPONG + PERFTEST]
-        for n, (serves, asks) in enumerate(with_port + BY_CM):
+        with_port = [(x, "%s %s" % (x, address)) for x in PINGPONG + PERFTEST] if c.family == 4 else []
+        without = BY_CM + ([MULTICAST] if c.family == 4 else [])
+        family = "ip" if c.family == 4 else "ipv6"
+        for n, (serves, asks) in enumerate(with_port + without):
             if not is_there(serves):
                 missing.add(serves.split()[0])
                 continue
@@ -142,7 +150,8 @@ def verbs_programs(c):
             if n < len(with_port):
                 words = [x + " -p %d" % (18600 + n) for x in words]
             try:
-                pair(server, client, *[x.replace("{server}", address) for x in words])
+                words = [x.replace("{server}", address).replace("{client}", other) for x in words]
+                pair(server, client, *[x.replace("{family}", family) for x in words])
                 done.append(serves)
                 c.messages += 100
             except (Wrong, Fail) as e:
