@@ -34,6 +34,8 @@ REFUSED = "Failed to create QP|XRC domain|create MR|query port 2|rate limit is n
 OTHERWISE = [("ib_send_lat RC", "-e"), ("ib_send_lat RC", "-e -R"), ("ib_send_lat RC", "-X 0 -e"), ("", "--perform_warm_up"),
              ("ib_send_bw U", "-q 4 -b -e"), ("ib_send_bw U", "-r 8 -t 8"), ("ib_send_bw UC", "-s 8388608"),
              ("ib_send_bw UC", "-a"), ("ib_send_bw UC", "--use-srq -q 4")]
+# The server ends without ending its connections, which only a node says for it.
+OTHERWISE += [("ib_atomic_lat RC", mode) for mode in ("-R", "-e -R", "-T 32 -R", "--retry_count=3 -R")]
 BEFORE_ITS_SERVER = "Couldn't connect|refused|Unexpected CM event|REJECTED|UNREACHABLE"
 
 
@@ -137,6 +139,8 @@ def main():
             for mode in modes(tool, conn, opts.few):
                 if not re.search(opts.only, tool + " " + conn) or opts.mode not in (None, mode):
                     continue
+                if PLACES[place].to not in PLACES[place].addrs and re.search("-[Rz]", mode):
+                    continue  # the rdma_cm takes the address that the tool has looked up
                 n += 1
                 status, served, text = pair(n, PLACES[place], tool, conn, mode, opts)
                 if status == served == 0:
