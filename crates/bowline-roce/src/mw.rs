@@ -16,7 +16,7 @@ use crate::rng::Rng;
 /// Rights that a window can grant.
 const WINDOW_RIGHTS: Access =
     Access::REMOTE_READ.union(Access::REMOTE_WRITE).union(Access::REMOTE_ATOMIC);
-/// What a bind request may name besides. This side's right to write means nothing, and programs name
+/// What a bind request may name. This side's right to write means nothing here, and programs name
 /// it, as with a region that peers may write; the kernel takes it too.
 const NAMED: Access = WINDOW_RIGHTS.union(Access::ZERO_BASED).union(Access::LOCAL_WRITE);
 /// Rights that require this side to have write access to the region.

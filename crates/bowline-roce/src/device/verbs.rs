@@ -88,8 +88,8 @@ impl Device {
     /// and offset and length in it) and rights. It keeps its keys.
     ///
     /// # Errors
-    /// Those of [`reg_mr`](Self::reg_mr); [`Error::Busy`] while a window is bound to it. Nothing has
-    /// changed then.
+    /// Those of [`reg_mr`](Self::reg_mr); [`Error::Busy`] while a window is bound to it. Nothing
+    /// has changed then.
     pub fn rereg_mr(
         &mut self,
         lkey: u32,
