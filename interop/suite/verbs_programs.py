@@ -83,7 +83,9 @@ class Kernel:
 
     def serve(self, command):
         self.name = command.split()[0]
-        line = "rm -f /tmp/status; timeout 60 %s; echo $? > /tmp/status" % command
+        # Before it starts, or the former one's would be taken for this one's.
+        guest_run("a", "rm -f /tmp/status")
+        line = "timeout 60 %s; echo $? > /tmp/status" % command
         guest_exec("a", ["bash", "-c", line], 30, lambda b: None, lambda b: None, detach=True, log="/tmp/served")
 
     def is_over(self):
