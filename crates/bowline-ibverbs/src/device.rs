@@ -18,6 +18,7 @@ use bowline_verbs::{AsyncEvent, CmEvent, CqId, Device as _, DeviceAttr};
 use crate::abi::{self, Context, ContextOps, Cq, Device, Gid, Qp, Srq, VerbsContext};
 use crate::cm::{self, abi::CmId};
 use crate::events::{Events, Unacknowledged, lock};
+use crate::rsocket::Signals;
 use crate::{completion, memory, post, query, queue_pair};
 use crate::{failed, fails, made, none};
 
@@ -109,6 +110,8 @@ pub(crate) struct Objects {
     pub(crate) requests: HashMap<u32, Handle<CmId>>,
     /// What has happened to connections that have no id yet.
     pub(crate) early: HashMap<u32, Vec<CmEvent>>,
+    /// Sockets over RDMA.
+    pub(crate) sockets: Signals,
 }
 
 /// The same, behind a lock: the watcher of the device.
@@ -120,6 +123,8 @@ impl Watch for Live {
         let objects = lock(&self.0);
         if let Some(cq) = objects.cqs.get(&cq.0) {
             completion::report(cq.get(&objects));
+        } else {
+            objects.sockets.report_completion(cq);
         }
     }
 

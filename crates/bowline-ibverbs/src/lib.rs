@@ -28,6 +28,7 @@ mod queue_pair;
 mod rates;
 mod refused;
 mod requests;
+mod rsocket;
 mod shared_receives;
 mod vendors;
 

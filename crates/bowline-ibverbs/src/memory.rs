@@ -146,21 +146,30 @@ fn populate(addr: *mut c_void, len: usize, access: Access) -> Result<(), c_int> 
     }
 }
 
-/// The program's memory, as a device has it.
-fn memory(addr: *mut c_void, len: usize, access: Access) -> Result<Arc<Buffer>, c_int> {
+/// Memory of the program that is to be registered.
+///
+/// # Safety
+/// It stays mapped until the buffer is dropped.
+pub(crate) unsafe fn given(addr: *mut c_void, len: usize, access: Access) -> Result<Buffer, c_int> {
     if addr.addr().checked_add(len).is_none() {
         return Err(libc::EINVAL);
     }
     populate(addr, len, access)?;
-    // SAFETY: the program keeps what it has registered until it deregisters it.
+    // SAFETY: as this function's.
     let buffer = unsafe { Buffer::from_program(addr.cast(), len) }.ok_or(libc::EINVAL)?;
     // A peer's payload that is placed before it is checked would be seen by a program that looks at
     // the memory instead of waiting for a completion.
-    Ok(Arc::new(if access.contains(Access::REMOTE_WRITE) {
+    Ok(if access.contains(Access::REMOTE_WRITE) {
         buffer.without_direct_placement()
     } else {
         buffer
-    }))
+    })
+}
+
+/// The program's memory, as a device has it.
+fn memory(addr: *mut c_void, len: usize, access: Access) -> Result<Arc<Buffer>, c_int> {
+    // SAFETY: the program keeps what it has registered until it deregisters it.
+    unsafe { given(addr, len, access) }.map(Arc::new)
 }
 
 fn new_region(

@@ -110,6 +110,7 @@ pub(super) fn push_joined(id: &CmId, joined: Joined) {
 /// Takes what has happened to a connection to the channel of its id. What comes before the id is
 /// known, which is while a connection is made, waits for it.
 pub(crate) fn report(objects: &mut Objects, event: Happened) {
+    let Some(event) = objects.sockets.report(event) else { return };
     let number = event.id();
     if let Happened::ConnectRequest { id, request } = event {
         let Some(listener) = objects.ids.get(&request.listener.0).copied() else {
@@ -144,6 +145,7 @@ pub(crate) fn report(objects: &mut Objects, event: Happened) {
 
 /// Tells all ids that the device is gone.
 pub(crate) fn report_removal(objects: &Objects) {
+    objects.sockets.report_removal();
     for id in objects.ids.values() {
         push(id.get(objects), Pending::new(*id, kind::DEVICE_REMOVAL, 0));
     }

@@ -9,7 +9,7 @@ use std::process;
 use std::sync::Mutex;
 
 use bowline_roce_driver::PortSpace;
-use bowline_verbs::{AddressVector, CmId as Number, ConnRequest, Device as _, Qpn};
+use bowline_verbs::{AddressVector, CmId as Number, ConnRequest, Device as _, PdId, Qpn};
 
 use super::abi::{CmEvent, CmId, EventChannel, Route};
 use super::addr;
@@ -100,9 +100,15 @@ pub(super) fn verbs() -> Option<Verbs> {
     verbs.1
 }
 
-pub(super) fn opened() -> Option<&'static Opened> {
+pub(crate) fn opened() -> Option<&'static Opened> {
     // SAFETY: never closed.
     verbs().map(|verbs| &*unsafe { &*verbs.context.0 }.own.opened)
+}
+
+/// Returns the protection domain that all ids share.
+pub(crate) fn pd() -> Option<PdId> {
+    // SAFETY: never freed.
+    verbs().map(|verbs| unsafe { &*verbs.pd.0 }.own.id)
 }
 
 /// Ports of ids that are bound or listen.
@@ -126,6 +132,31 @@ fn take_port(port: u16) -> Option<u16> {
 fn give_back(port: Option<u16>) {
     if let (Some(port), Some(ports)) = (port, lock(&PORTS).as_mut()) {
         ports.remove(&port);
+    }
+}
+
+/// A port of a socket, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Port {
+    number: u16,
+    /// The program has not chosen it.
+    is_any: bool,
+}
+
+impl Port {
+    /// Takes a port, or any that is free for 0.
+    pub(crate) fn take(port: u16) -> Option<Self> {
+        Some(Self { number: take_port(port)?, is_any: port == 0 })
+    }
+
+    pub(crate) fn number(&self) -> u16 {
+        self.number
+    }
+}
+
+impl Drop for Port {
+    fn drop(&mut self) {
+        give_back(self.is_any.then_some(self.number));
     }
 }
 
@@ -259,7 +290,7 @@ pub(super) fn way(id: &CmId) -> Option<AhAttr> {
     Some(address(opened()?, &way))
 }
 
-fn is_own(ip: IpAddr) -> bool {
+pub(crate) fn is_own(ip: IpAddr) -> bool {
     opened().is_some_and(|opened| opened.gids.iter().any(|at| at.addr == ip.to_canonical()))
 }
 
@@ -271,6 +302,15 @@ fn near(remote: IpAddr) -> Option<IpAddr> {
         ip.is_ipv4() == remote.is_ipv4() && is_reached
     };
     opened()?.gids.iter().map(|at| at.addr).find(is_near)
+}
+
+/// The address of the device from which a peer is reached: the given one, or that of the system.
+pub(crate) fn source(given: Option<IpAddr>, remote: SocketAddr) -> Option<IpAddr> {
+    let found = match given.filter(|ip| !ip.is_unspecified()) {
+        Some(ip) => Some(ip),
+        None => addr::source_for(remote).filter(|ip| is_own(*ip)).or_else(|| near(remote.ip())),
+    };
+    found.filter(|ip| is_own(*ip))
 }
 
 /// Binds to an address; 0, or an errno.
@@ -317,13 +357,9 @@ pub(super) extern "C" fn rdma_resolve_addr(
     let destination = unsafe { addr::given(destination) };
     let (Some(id), Some(remote)) = (id, destination) else { return refuse(libc::EINVAL) };
     let bound = addr::of(&id.route.get().src_addr);
-    let wanted = source.or(bound).filter(|at| !at.ip().is_unspecified());
-    let port = source.or(bound).map_or(0, |at| at.port());
-    let ip = match wanted {
-        Some(at) => Some(at.ip()),
-        None => addr::source_for(remote).filter(|ip| is_own(*ip)).or_else(|| near(remote.ip())),
-    };
-    match ip.filter(|ip| is_own(*ip)) {
+    let wanted = source.or(bound);
+    let port = wanted.map_or(0, |at| at.port());
+    match self::source(wanted.map(|at| at.ip()), remote) {
         Some(ip) => {
             let local = SocketAddr::new(ip, port);
             if bound.is_none() {

@@ -11,15 +11,15 @@
 //! It is the same file as libibverbs: both work on one device.
 
 pub(crate) mod abi;
-mod addr;
+pub(crate) mod addr;
 mod connections;
 mod events;
 mod groups;
 mod ids;
 mod lookup;
 mod queue_pairs;
-mod refused;
 mod shared_receives;
 
 pub(crate) use events::{report, report_removal};
-pub(crate) use ids::release;
+pub(crate) use ids::{Port, is_own, opened, pd, release, source};
+pub(crate) use queue_pairs::{UDP_QKEY, datagram_steps};

@@ -71,7 +71,7 @@ fn destroy_queues(id: &CmId) {
 }
 
 /// `RDMA_UDP_QKEY`: the queue key of datagram services and of multicast groups.
-pub(super) const UDP_QKEY: u32 = 0x0123_4567;
+pub(crate) const UDP_QKEY: u32 = 0x0123_4567;
 
 /// The attributes of a transition of a datagram queue pair.
 pub(super) fn datagram_attr(to: QpState) -> Option<Attr> {
@@ -84,13 +84,17 @@ pub(super) fn datagram_attr(to: QpState) -> Option<Attr> {
     })
 }
 
+/// The steps that make a datagram queue pair ready.
+pub(crate) fn datagram_steps() -> impl Iterator<Item = Attr> {
+    [QpState::Init, QpState::Rtr, QpState::Rts].into_iter().filter_map(datagram_attr)
+}
+
 /// Makes the queue pair ready for receives, as far as one without a peer is, and for sends if it
 /// needs no peer.
 fn begin(qp: &Qp) -> bool {
     if is_datagram(qp) {
-        let steps = [QpState::Init, QpState::Rtr, QpState::Rts].map(datagram_attr);
         let soft = &qp.own.opened.soft;
-        return steps.iter().flatten().all(|step| soft.modify_qp(qp.own.qpn, step).is_ok());
+        return datagram_steps().all(|step| soft.modify_qp(qp.own.qpn, &step).is_ok());
     }
     let access =
         Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;

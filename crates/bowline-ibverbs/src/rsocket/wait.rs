@@ -1,0 +1,222 @@
+//! Waiting for what happens to sockets: a thread has a descriptor, which everything that it waits
+//! for makes readable.
+
+use core::cell::OnceCell;
+use core::ffi::c_int;
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bowline_verbs::{CmEvent, CmId as Number, CqId};
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::events::lock;
+
+/// A thread's own descriptor.
+#[derive(Debug)]
+pub(super) struct Waker(OwnedFd);
+
+impl Waker {
+    fn new() -> Option<Arc<Self>> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        Some(Arc::new(Self(eventfd(0, flags).ok()?)))
+    }
+
+    /// That of the calling thread; `None`: there is no descriptor left.
+    pub(super) fn own() -> Option<Arc<Self>> {
+        thread_local! {
+            static OWN: OnceCell<Arc<Waker>> = const { OnceCell::new() };
+        }
+        let own = OWN.try_with(|own| match own.get() {
+            Some(waker) => Some(Arc::clone(waker)),
+            None => {
+                let waker = Self::new()?;
+                Some(Arc::clone(own.get_or_init(|| waker)))
+            }
+        });
+        own.unwrap_or_else(|_| Self::new())
+    }
+
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+
+    pub(super) fn raw(&self) -> c_int {
+        self.0.as_raw_fd()
+    }
+
+    fn wake(&self) {
+        // A number that is at its end can be read already.
+        let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
+    }
+
+    /// Forgets what has woken the thread.
+    pub(super) fn clear(&self) {
+        let mut count = [0; 8];
+        // Nothing to read: nothing has.
+        let _ = rustix::io::read(&self.0, &mut count[..]);
+    }
+
+    /// Waits until the thread is woken; `None`: without end. Returns whether it was.
+    ///
+    /// # Errors
+    /// `EINTR`.
+    pub(super) fn wait(&self, limit: Option<Duration>) -> Result<bool, c_int> {
+        let mut fds = [libc::pollfd { fd: self.raw(), events: libc::POLLIN, revents: 0 }];
+        poll(&mut fds, limit).map(|ready| ready > 0)
+    }
+}
+
+/// The system's `poll`; `None`: without end.
+pub(super) fn poll(fds: &mut [libc::pollfd], limit: Option<Duration>) -> Result<c_int, c_int> {
+    let limit = limit.map(|limit| libc::timespec {
+        tv_sec: limit.as_secs().try_into().unwrap_or(libc::time_t::MAX),
+        tv_nsec: limit.subsec_nanos().into(),
+    });
+    let limit = limit.as_ref().map_or(core::ptr::null(), core::ptr::from_ref);
+    let count = fds.len() as libc::nfds_t;
+    // SAFETY: as many entries as are counted, and a time or null.
+    let ready = unsafe { libc::ppoll(fds.as_mut_ptr(), count, limit, core::ptr::null()) };
+    if ready >= 0 {
+        return Ok(ready);
+    }
+    Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EINVAL))
+}
+
+/// What happens to a socket, and who waits for it. The device adds to it under its own lock, so
+/// nothing here calls the device.
+#[derive(Debug, Default)]
+pub(crate) struct Signal {
+    wakers: Mutex<Vec<Arc<Waker>>>,
+    /// Events of connections that nobody has looked at.
+    events: Mutex<VecDeque<CmEvent>>,
+    /// The device is gone.
+    is_removed: AtomicBool,
+}
+
+impl Signal {
+    /// Wakes all that wait.
+    pub(crate) fn wake(&self) {
+        lock(&self.wakers).iter().for_each(|waker| waker.wake());
+    }
+
+    /// Wakes all but one of those that wait.
+    pub(super) fn wake_others(&self, own: Option<&Arc<Waker>>) {
+        let wakers = lock(&self.wakers);
+        let is_other = |waker: &&Arc<Waker>| own.is_none_or(|own| !Arc::ptr_eq(own, waker));
+        wakers.iter().filter(is_other).for_each(|waker| waker.wake());
+    }
+
+    fn push(&self, event: CmEvent) {
+        lock(&self.events).push_back(event);
+        self.wake();
+    }
+
+    pub(super) fn next_event(&self) -> Option<CmEvent> {
+        lock(&self.events).pop_front()
+    }
+
+    fn remove(&self) {
+        // Read by threads that are woken behind this.
+        self.is_removed.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    pub(super) fn is_removed(&self) -> bool {
+        // Pairs with the store above: whoever was woken by it sees it.
+        self.is_removed.load(Ordering::Acquire)
+    }
+
+    pub(super) fn add(&self, waker: &Arc<Waker>) {
+        lock(&self.wakers).push(Arc::clone(waker));
+    }
+
+    /// Takes back one [`add`](Self::add).
+    pub(super) fn remove_waker(&self, waker: &Arc<Waker>) {
+        let mut wakers = lock(&self.wakers);
+        if let Some(at) = wakers.iter().position(|other| Arc::ptr_eq(other, waker)) {
+            wakers.swap_remove(at);
+        }
+    }
+}
+
+/// A thread that waits for a socket, until this is dropped.
+pub(super) struct Waiting<'a>(pub(super) &'a Signal, pub(super) &'a Arc<Waker>);
+
+impl<'a> Waiting<'a> {
+    pub(super) fn new(signal: &'a Signal, waker: &'a Arc<Waker>) -> Self {
+        signal.add(waker);
+        Self(signal, waker)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.remove_waker(self.1);
+    }
+}
+
+/// The sockets of the process, by what the device calls their parts.
+#[derive(Debug, Default)]
+pub(crate) struct Signals {
+    queues: HashMap<u32, Arc<Signal>>,
+    numbers: HashMap<u32, Arc<Signal>>,
+}
+
+impl Signals {
+    pub(super) fn add_queue(&mut self, cq: CqId, signal: &Arc<Signal>) {
+        self.queues.insert(cq.0, Arc::clone(signal));
+    }
+
+    pub(super) fn remove_queue(&mut self, cq: CqId) {
+        self.queues.remove(&cq.0);
+    }
+
+    /// Has events of a connection, lookup or listener come to a socket, with those that came
+    /// before it was known.
+    pub(super) fn add_number(
+        &mut self,
+        number: Number,
+        signal: &Arc<Signal>,
+        early: Option<Vec<CmEvent>>,
+    ) {
+        self.numbers.insert(number.0, Arc::clone(signal));
+        early.into_iter().flatten().for_each(|event| {
+            // Nobody else has seen it.
+            let _ = self.report(event);
+        });
+    }
+
+    pub(super) fn remove_number(&mut self, number: Number) {
+        self.numbers.remove(&number.0);
+    }
+
+    /// Wakes the socket of a completion queue, if it is one of a socket.
+    pub(crate) fn report_completion(&self, cq: CqId) {
+        if let Some(signal) = self.queues.get(&cq.0) {
+            signal.wake();
+        }
+    }
+
+    /// Gives a socket its event, or gives it back: it is not of a socket.
+    pub(crate) fn report(&mut self, event: CmEvent) -> Option<CmEvent> {
+        let number = event.id();
+        let of = match &event {
+            CmEvent::ConnectRequest { request, .. } => request.listener,
+            _ => number,
+        };
+        let Some(signal) = self.numbers.get(&of.0).map(Arc::clone) else { return Some(event) };
+        if of != number {
+            // Until it is accepted, what happens to it is the listener's.
+            self.numbers.insert(number.0, Arc::clone(&signal));
+        }
+        signal.push(event);
+        None
+    }
+
+    pub(crate) fn report_removal(&self) {
+        self.queues.values().chain(self.numbers.values()).for_each(|signal| signal.remove());
+    }
+}
