@@ -14,15 +14,15 @@ use crate::run::Outcome;
 
 const EXCEPTIONS: &str = "docs/spec/exceptions.toml";
 /// Names of the kinds of rules; those that begin like another come first.
-const KINDS: [&str; 31] = [
-    "REQ", "RSP", "RDMA", "RMR", "RX", "RT", "RS", "R", "IB", "OBS", "SAFE", "ATOM", "ZC", "NB",
-    "D", "B", "T", "UC", "U", "OUT", "HDR", "ICRC", "QP", "SRQ", "MR", "GSI", "CMA", "CM", "CC",
-    "PERF", "VERBS",
+const KINDS: [&str; 32] = [
+    "REQ", "RSP", "RSK", "RDMA", "RMR", "RX", "RT", "RS", "R", "IB", "OBS", "SAFE", "ATOM", "ZC",
+    "NB", "D", "B", "T", "UC", "U", "OUT", "HDR", "ICRC", "QP", "SRQ", "MR", "GSI", "CMA", "CM",
+    "CC", "PERF", "VERBS",
 ];
 /// Kinds whose rules are items of lists, the id in bold letters.
 const LISTED: [&str; 8] = ["R", "IB", "OBS", "SAFE", "RDMA", "ATOM", "ZC", "RMR"];
 /// Kinds whose rules are paragraphs that begin with the id in bold letters.
-const BOLD: [&str; 3] = ["RT", "RS", "NB"];
+const BOLD: [&str; 4] = ["RT", "RS", "NB", "RSK"];
 /// Ids that need not be cited or excepted: they only point to rules, to what is unknown, or to
 /// other people's software.
 const NEED_NO_CITATION: [&str; 4] = ["D", "U", "PERF", "VERBS"];

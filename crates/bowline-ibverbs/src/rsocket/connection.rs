@@ -231,6 +231,11 @@ impl Connection {
         };
         if !taken || self.post_receive().is_err() {
             self.breaks();
+            // A peer that does not follow the protocol has no connection any more [RSK-3].
+            if let Some(number) = self.number {
+                // One that has ended needs no end.
+                let _ = self.opened.soft.disconnect(number);
+            }
         }
     }
 

@@ -442,3 +442,6 @@ impl Stream {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
