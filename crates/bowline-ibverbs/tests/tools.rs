@@ -386,11 +386,75 @@ fn tests_rdma_core_tests_pass() {
     let unpacked = Command::new("gunzip").arg("-r").arg(&tests).status().unwrap();
     assert!(copied.success() && unpacked.success());
     // Some of them are two processes.
-    let (path, addr) = (names.0.join("node.sock"), "127.81.10.1");
+    let (path, addr) = (names.0.join("node.sock"), "127.81.14.1");
     hosted(addr.parse().unwrap(), &path, &names.0);
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/rdma_core_tests.py");
     // Debian's modules are for Debian's Python.
     let words = ["/usr/bin/python3", script, tests.to_str().unwrap(), addr];
     let (is_good, said) = end(start(&names, At::Node(&path), &words));
     assert!(is_good, "{said}");
+}
+
+#[test]
+fn sockets_of_rdmacm_utils_pass() {
+    if !is_there("rping", "rdmacm-utils") {
+        return;
+    }
+    let names = names("sockets");
+    let at = [At::Addr("127.81.7.1"), At::Addr("127.81.7.2")];
+    let to = "127.81.7.1";
+    let run = |at: [At<'_>; 2], to: &str, words: &str| {
+        let both = ["-b", "-s"].map(|side| format!("{words} {side} {to}"));
+        let [server, client] = both.each_ref().map(|words| words.split(' ').collect::<Vec<_>>());
+        pair(&names, at, &server, &client);
+    };
+    for way in ["b", "n", "a", "v"] {
+        run(at, to, &format!("rstream -C 20 -I 3 -S 3000 -T {way}"));
+        run(at, to, &format!("riostream -C 20 -I 3 -S 3000 -T {way}"));
+    }
+    // More than all buffers at once, and a queue of messages that is used several times over.
+    run(at, to, "rstream -C 2 -I 2 -S 700000 -T v");
+    run(at, to, "rstream -C 2000 -I 2 -S 1 -T v");
+    run(at, to, "rstream -C 20 -I 3 -S 3000 -B 4096 -T r");
+    // Two processes of one address.
+    let path = names.0.join("node.sock");
+    hosted([127, 81, 7, 3].into(), &path, &names.0);
+    run([At::Node(&path); 2], "127.81.7.3", "rstream -C 20 -I 3 -S 3000 -T v");
+}
+
+#[test]
+fn a_file_is_copied_by_rcopy_of_rdmacm_utils() {
+    if !is_there("rping", "rdmacm-utils") {
+        return;
+    }
+    let names = names("rcopy");
+    let bytes: Vec<u8> = (0..500_003_u32).map(|n| (n % 253) as u8).collect();
+    let [from, to] = ["from", "to"].map(|name| names.0.join(name));
+    fs::write(&from, &bytes).unwrap();
+    // The server of this one serves for ever.
+    let _server = start(&names, At::Addr("127.81.8.1"), &["rcopy"]);
+    let destination = format!("127.81.8.1:{}", to.display());
+    let words = ["rcopy", from.to_str().unwrap(), &destination];
+    until_good(|| end(start(&names, At::Addr("127.81.8.2"), &words)));
+    assert!(fs::read(&to).unwrap() == bytes);
+}
+
+#[test]
+fn datagram_sockets_of_rdmacm_utils_pass() {
+    if !is_there("rping", "rdmacm-utils") {
+        return;
+    }
+    let names = names("udpong");
+    let run = |at: [At<'_>; 2], to: &str, way: &str| {
+        // The server of this one serves for ever.
+        let _server = start(&names, at[0], &["udpong", "-b", to, "-T", way]);
+        let words = ["udpong", "-s", to, "-C", "50", "-S", "600", "-T", way];
+        until_good(|| end(start(&names, at[1], &words)));
+    };
+    for way in ["b", "n", "a", "e"] {
+        run([At::Addr("127.81.10.1"), At::Addr("127.81.10.2")], "127.81.10.1", way);
+    }
+    let path = names.0.join("node.sock");
+    hosted([127, 81, 10, 3].into(), &path, &names.0);
+    run([At::Node(&path); 2], "127.81.10.3", "b");
 }
