@@ -77,3 +77,8 @@ fn what_is_changed_after_it_was_made_is_as_the_manual_says() {
 fn a_child_opens_a_device_of_its_own() {
     run("forked", "127.81.6.6");
 }
+
+#[test]
+fn sockets_over_rdma_are_as_the_manual_says() {
+    run("rsocket", "127.81.6.7");
+}
