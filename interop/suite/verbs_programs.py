@@ -26,6 +26,13 @@ BY_CM = [("rping -s -a {server} -C 5 -V", "rping -c -a {server} -C 5 -V"),
          ("ucmatose -f {family} -b {server} -c 3 -C 4 -S 5000", "ucmatose -f {family} -s {server} -c 3 -C 4 -S 5000"),
          ("udaddy -f {family} -b {server} -c 3 -C 4 -S 500", "udaddy -f {family} -s {server} -c 3 -C 4 -S 500"),
          ("rdma_server -s {server}", "rdma_client -s {server}")]
+# sockets over RDMA, the same options at both sides; not -T a: rdma-core's client ends with status 16, between two kernels
+# too, when it hears of the end together with the last data
+SOCKETS = ["rstream -C 20 -I 5 -S 5000 -T v", "rstream -C 20 -I 5 -S 5000 -T n", "rstream -C 2 -I 2 -S 300000 -T v",
+           "rstream -C 1000 -I 2 -S 4 -T b", "riostream -C 20 -I 5 -S 5000 -T v"]
+BY_CM += [("%s -b {server}" % x, "%s -s {server}" % x) for x in SOCKETS]
+# seconds until a server listens, and has set its options: riostream's come after it listens
+STARTING = {"riostream": 2.5}
 
 # receiver, sender
 MULTICAST = ("mckey -m 239.99.7.1 -b {server}", "mckey -m 239.99.7.1 -b {client} -s")
@@ -111,7 +118,7 @@ def pair(server, client, serves, asks):
     server.serve(serves)
     try:
         end = time.monotonic() + 30
-        time.sleep(0.5)
+        time.sleep(STARTING.get(serves.split()[0], 0.5))
         while True:
             rc, said = client.run(asks)
             if rc == 0 and not sends_only or server.is_over() or time.monotonic() > end:

@@ -395,6 +395,7 @@ fn tests_rdma_core_tests_pass() {
     assert!(is_good, "{said}");
 }
 
+/// [RSK-1] to [RSK-10]: with rdma-core at the other end, interop.
 #[test]
 fn sockets_of_rdmacm_utils_pass() {
     if !is_there("rping", "rdmacm-utils") {
@@ -439,6 +440,7 @@ fn a_file_is_copied_by_rcopy_of_rdmacm_utils() {
     assert!(fs::read(&to).unwrap() == bytes);
 }
 
+/// [RSK-14]
 #[test]
 fn datagram_sockets_of_rdmacm_utils_pass() {
     if !is_there("rping", "rdmacm-utils") {

@@ -85,6 +85,8 @@ pub(super) struct Connection {
     pub(super) stream: Option<Stream>,
     pub(super) number: Option<Number>,
     pub(super) broken: Broken,
+    /// The connection manager has ended it.
+    is_disconnected: bool,
     polled: Vec<Completion>,
 }
 
@@ -137,6 +139,7 @@ impl Connection {
             stream: None,
             number: None,
             broken: Broken::No,
+            is_disconnected: false,
             polled: Vec::new(),
         };
         let init = bowline_verbs::QpAttr {
@@ -151,6 +154,7 @@ impl Connection {
         Ok(new)
     }
 
+    /// What the peer is asked for, or answered [RSK-1], [RSK-2].
     pub(super) fn param(&self) -> ConnParam {
         ConnParam {
             qpn: self.qpn,
@@ -170,7 +174,7 @@ impl Connection {
         self.stream.is_some()
     }
 
-    /// Messages have no bytes of their own: a receive is only a place for an immediate.
+    /// Messages have no bytes of their own: a receive is only a place for an immediate [RSK-1].
     fn post_receive(&self) -> Result<(), Error> {
         let posted = self.opened.soft.post_recv(self.qpn, &[RecvWr { id: RECEIVE, sges: &[] }]);
         posted.map_err(|(_, error)| error)
@@ -209,7 +213,9 @@ impl Connection {
     fn complete(&mut self, completion: &Completion) {
         if completion.status != Status::Success {
             // After the end all that is posted comes back.
-            if !self.stream.as_ref().is_some_and(Stream::has_peer_gone) {
+            let is_over =
+                self.is_disconnected || self.stream.as_ref().is_some_and(Stream::has_peer_gone);
+            if !is_over {
                 self.breaks();
             }
             return;
@@ -241,6 +247,7 @@ impl Connection {
 
     /// The peer has ended the connection: what it has sent before can be read still.
     pub(super) fn peer_has_gone(&mut self) {
+        self.is_disconnected = true;
         self.progress();
         if let Some(stream) = &mut self.stream {
             stream.on_gone();

@@ -52,7 +52,7 @@ pub(super) enum Value {
 }
 
 impl Options {
-    /// The defaults: those of files of a folder, or the library's.
+    /// The defaults: those of files of a folder, or the library's [RSK-12].
     fn from_folder(folder: &Path, is_datagram: bool) -> Self {
         let number = |name: &str| {
             let text = fs::read_to_string(folder.join(name)).ok()?;
@@ -176,6 +176,7 @@ impl Options {
 mod tests {
     use super::*;
 
+    /// [RSK-12]
     #[test]
     fn what_is_set_is_returned_and_the_rest_is_refused() {
         let mut options = Options::from_folder(Path::new("/nowhere"), false);

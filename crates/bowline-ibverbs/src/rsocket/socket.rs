@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, RwLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bowline_roce_driver::PortSpace;
 use bowline_verbs::{CmEvent, CmId as Number, ConnRequest, CqId, Device as _, PdId, RejectReason};
@@ -24,6 +24,8 @@ use crate::events::lock;
 const BACKLOG: usize = 128;
 /// Ports that are tried where any is good.
 const PORT_TRIES: usize = 16;
+/// How long a socket that is closed waits for its peer to acknowledge what was sent.
+const CLOSE_LIMIT: Duration = Duration::from_secs(10);
 /// Longest wait in one go; then the wait is begun again.
 const SLICE: Duration = Duration::from_secs(60);
 
@@ -139,9 +141,9 @@ impl Inner {
         }
     }
 
-    pub(super) fn fail(&mut self, errno: c_int) {
+    fn fail(&mut self, errno: c_int) {
         self.error = errno;
-        self.state = State::Ended;
+        release(core::mem::replace(&mut self.state, State::Ended));
     }
 
     /// Takes a port and an address.
@@ -291,11 +293,13 @@ impl Socket {
                 CmEvent::Established { private_data, .. } => {
                     let is_known = connection.stream.is_some() || connection.greet(&private_data);
                     let is_there = is_known && connection.broken == Broken::No;
-                    match core::mem::replace(&mut inner.state, State::Ended) {
-                        State::Connecting(connection) if is_there => {
-                            inner.state = State::Connected(connection);
-                        }
-                        _ => inner.fail(libc::ECONNREFUSED),
+                    if !is_there {
+                        return inner.fail(libc::ECONNREFUSED);
+                    }
+                    if let State::Connecting(connection) =
+                        core::mem::replace(&mut inner.state, State::Ended)
+                    {
+                        inner.state = State::Connected(connection);
                     }
                 }
                 CmEvent::Rejected { .. } => inner.fail(libc::ECONNREFUSED),
@@ -320,8 +324,19 @@ impl Socket {
     pub(super) fn until<T>(
         &self,
         may_wait: bool,
+        attempt: impl FnMut(&mut Inner) -> Option<T>,
+    ) -> Result<T, c_int> {
+        self.until_within(None, may_wait, attempt)
+    }
+
+    /// The same, with `ETIMEDOUT` after some time.
+    fn until_within<T>(
+        &self,
+        limit: Option<Duration>,
+        may_wait: bool,
         mut attempt: impl FnMut(&mut Inner) -> Option<T>,
     ) -> Result<T, c_int> {
+        let end = limit.map(|limit| Instant::now() + limit);
         let mut inner = self.lock();
         self.progress(&mut inner, None);
         if let Some(done) = attempt(&mut inner) {
@@ -342,9 +357,13 @@ impl Socket {
             if let Some(done) = attempt(&mut inner) {
                 return Ok(done);
             }
+            let left = end.map_or(SLICE, |end| end.saturating_duration_since(Instant::now()));
+            if left.is_zero() {
+                return Err(libc::ETIMEDOUT);
+            }
             let cq = inner.cq();
             drop(inner);
-            is_armed = !wait_once(cq, &waker, is_armed, SLICE);
+            is_armed = !wait_once(cq, &waker, is_armed, left.min(SLICE));
             inner = self.lock();
         }
     }
@@ -354,7 +373,7 @@ impl Socket {
         self.until(true, |inner| match inner.state {
             State::Connecting(_) => None,
             State::Connected(_) => Some(Ok(())),
-            _ => Some(Err(core::mem::take(&mut inner.error))),
+            _ => Some(Err(take_error(&mut inner.error))),
         })?
     }
 
@@ -480,7 +499,8 @@ impl Socket {
         Ok(())
     }
 
-    /// Ends a socket that the program gives back: what was sent arrives first, if the peer is there.
+    /// Ends a socket that the program gives back. What was sent arrives first, if the peer is there
+    /// [RSK-8].
     pub(super) fn close(&self) {
         if self.shutdown(libc::SHUT_RDWR).is_ok() {
             let sent = |inner: &mut Inner| match &inner.state {
@@ -488,8 +508,8 @@ impl Socket {
                 _ => Some(()),
             };
             self.lock().non_blocking = false;
-            // Without a descriptor to wait with, what is not sent yet is lost.
-            let _ = self.until(true, sent);
+            // What is not sent by then is lost.
+            let _ = self.until_within(Some(CLOSE_LIMIT), true, sent);
         }
         self.end();
     }
@@ -501,28 +521,41 @@ impl Socket {
         inner.maps = Maps::default();
         inner.port = None;
         drop(inner);
-        let Some(opened) = opened() else { return };
-        match state {
-            State::Listening(listener) => {
-                if let Some(guest) = &opened.guest {
-                    guest.unlisten(PortSpace::Tcp, listener.at);
-                }
-                // Its requests end with it.
-                let _ = opened.soft.destroy_id(listener.number);
-                Self::forget(opened, Some(listener.number), None);
-                for (number, _) in &listener.requests {
-                    Self::forget(opened, Some(*number), None);
-                }
-            }
-            State::Connecting(connection) | State::Connected(connection) => {
-                let (number, cq) = (connection.number, connection.cq);
-                drop(connection);
-                Self::forget(opened, number, Some(cq));
-            }
-            State::Datagrams(datagrams) => datagrams.end(opened),
-            State::New | State::Ended => {}
-        }
+        release(state);
         self.signal.wake_others(None);
+    }
+}
+
+/// Takes the error of a socket that has ended.
+pub(super) fn take_error(error: &mut c_int) -> c_int {
+    match core::mem::take(error) {
+        0 => libc::ENOTCONN,
+        errno => errno,
+    }
+}
+
+/// Gives back what a socket has of the device.
+fn release(state: State) {
+    let Some(opened) = opened() else { return };
+    match state {
+        State::Listening(listener) => {
+            if let Some(guest) = &opened.guest {
+                guest.unlisten(PortSpace::Tcp, listener.at);
+            }
+            // Its requests end with it.
+            let _ = opened.soft.destroy_id(listener.number);
+            Socket::forget(opened, Some(listener.number), None);
+            for (number, _) in &listener.requests {
+                Socket::forget(opened, Some(*number), None);
+            }
+        }
+        State::Connecting(connection) | State::Connected(connection) => {
+            let (number, cq) = (connection.number, connection.cq);
+            drop(connection);
+            Socket::forget(opened, number, Some(cq));
+        }
+        State::Datagrams(datagrams) => datagrams.end(opened),
+        State::New | State::Ended => {}
     }
 }
 

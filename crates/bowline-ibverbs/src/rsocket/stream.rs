@@ -314,8 +314,8 @@ impl Stream {
         })
     }
 
-    /// Writes some of `want` bytes, at least one, to a place in a mapping of the peer's; `None`: not
-    /// now [RSK-10].
+    /// Writes some of `want` bytes, at least one, to a place in a mapping of the peer's; `None`:
+    /// not now [RSK-10].
     pub(super) fn write_mapped(&mut self, to: Remote, want: usize) -> Option<Write> {
         let has_room = self.data_in_flight < self.own.sends && self.ring_used < self.own.send_ring;
         if !has_room {
@@ -415,13 +415,14 @@ impl Stream {
 
     fn next_update(&mut self) -> Option<Update> {
         let nowhere = Remote::default();
-        if self.control_in_flight < CONTROL_SENDS && self.ending == Ending::Open {
-            if let Some((index, map)) = self.new_maps.pop_front() {
-                let windows = u64::from(self.peer.table.len) * WINDOW_LEN as u64;
-                let to = self.peer.table.at(windows + u64::from(index) * MAP_LEN as u64);
-                let immediate = Message::Map(index.into()).immediate();
-                return Some(Update { to, bytes: map.entry().to_vec(), immediate });
-            }
+        if self.control_in_flight < CONTROL_SENDS
+            && self.ending == Ending::Open
+            && let Some((index, map)) = self.new_maps.pop_front()
+        {
+            let windows = u64::from(self.peer.table.len) * WINDOW_LEN as u64;
+            let to = self.peer.table.at(windows + u64::from(index) * MAP_LEN as u64);
+            let immediate = Message::Map(index.into()).immediate();
+            return Some(Update { to, bytes: map.entry().to_vec(), immediate });
         }
         let is_over = self.ending == Ending::Sent(Message::Disconnect);
         if self.control_in_flight < CONTROL_SENDS && !self.has_peer_shut && !is_over {

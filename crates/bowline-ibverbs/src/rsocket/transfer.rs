@@ -8,7 +8,7 @@ use bowline_verbs::Access;
 use super::connection::{Broken, Connection, Memory, WRITTEN};
 use super::datagrams::Sending;
 use super::maps::{self, Given};
-use super::socket::{Inner, Socket, State, device, errno};
+use super::socket::{Inner, Socket, State, device, errno, take_error};
 use super::stream::Stream;
 use crate::cm::source;
 use crate::memory;
@@ -28,13 +28,11 @@ pub(super) struct Received {
 
 /// The connection of a stream, for sends or receives.
 fn connected(inner: &mut Inner) -> Option<Result<&mut Connection, c_int>> {
-    match &mut inner.state {
+    let Inner { state, error, .. } = inner;
+    match state {
         State::Connected(connection) => Some(Ok(connection)),
         State::Connecting(_) => None,
-        State::Ended => Some(Err(match core::mem::take(&mut inner.error) {
-            0 => libc::ENOTCONN,
-            errno => errno,
-        })),
+        State::Ended => Some(Err(take_error(error))),
         _ => Some(Err(libc::ENOTCONN)),
     }
 }
@@ -133,7 +131,7 @@ impl Socket {
         let from = source(local, to).ok_or(libc::ENETUNREACH)?;
         self.until(may_wait, |inner| {
             let State::Datagrams(datagrams) = &mut inner.state else {
-                return Some(Err(libc::EINVAL));
+                return Some(Err(take_error(&mut inner.error)));
             };
             let sending = datagrams.send(from, to, bytes);
             self.learn_lookups(datagrams);
@@ -155,7 +153,7 @@ impl Socket {
         let from = source(local, to).ok_or(libc::ENETUNREACH)?;
         let found = self.until(true, |inner| {
             let State::Datagrams(datagrams) = &mut inner.state else {
-                return Some(Err(libc::EINVAL));
+                return Some(Err(take_error(&mut inner.error)));
             };
             let finding = datagrams.find(from, to);
             self.learn_lookups(datagrams);
@@ -191,10 +189,12 @@ impl Socket {
             self.bind_datagrams()?;
             return self.until(may_wait, |inner| {
                 let of = inner.remote;
-                let State::Datagrams(datagrams) = &mut inner.state else { return None };
+                let State::Datagrams(datagrams) = &mut inner.state else {
+                    return Some(Err(take_error(&mut inner.error)));
+                };
                 let (whole, from) = datagrams.receive(of, out, !peeks)?;
-                Some(Received { len: whole.min(out.len()), whole, from: Some(from) })
-            });
+                Some(Ok(Received { len: whole.min(out.len()), whole, from: Some(from) }))
+            })?;
         }
         let wants_all = flags & libc::MSG_WAITALL != 0 && !peeks;
         let mut done = 0;
