@@ -82,3 +82,9 @@ fn a_child_opens_a_device_of_its_own() {
 fn sockets_over_rdma_are_as_the_manual_says() {
     run("rsocket", "127.81.6.7");
 }
+
+/// [RSK-2] to [RSK-9]
+#[test]
+fn peers_of_sockets_that_do_not_follow_the_protocol_cost_their_connection() {
+    run("rsocket_hostile", "127.81.6.4");
+}
