@@ -6,8 +6,9 @@
 //! Whom a datagram has come from is known by its header, so that an answer needs no lookup.
 
 use core::ffi::c_int;
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::{Duration, Instant};
 
 use bowline_roce_driver::PortSpace;
 use bowline_verbs::{
@@ -28,6 +29,9 @@ const HEADER_LEN: usize = 4;
 const VERSION: u8 = 1;
 /// Peers whose queue pairs are known, at most; then all are looked up again.
 const PEERS_MAX: usize = 4096;
+/// How long a peer that is not heard of is sent to before it is looked up again: it may have ended,
+/// and another program may have its port.
+const REFRESH: Duration = Duration::from_secs(1);
 /// Completions looked at in one go.
 const POLL: usize = 64;
 /// Ids of receives have this bit, the rest is the slot; those of sends are the slot.
@@ -71,7 +75,8 @@ struct Queue {
 pub(super) struct Datagrams {
     queue: Option<Queue>,
     received: VecDeque<Received>,
-    peers: HashMap<SocketAddr, Qpn>,
+    /// Queue pairs of peers, and when they were last heard of or looked up.
+    peers: HashMap<SocketAddr, (Qpn, Instant)>,
     lookups: HashMap<Number, SocketAddr>,
     /// Peers that were not found, until somebody has been informed.
     missing: HashMap<SocketAddr, c_int>,
@@ -246,7 +251,7 @@ impl Datagrams {
                         if self.peers.len() >= PEERS_MAX && !self.peers.contains_key(&from) {
                             self.peers.clear();
                         }
-                        self.peers.insert(from, completion.src_qp);
+                        self.peers.insert(from, (completion.src_qp, Instant::now()));
                     }
                     // Not of a socket.
                     None => drop(queue.post_receive(slot)),
@@ -271,42 +276,50 @@ impl Datagrams {
             }
             CmEvent::Found { qpn, qkey, .. } if qkey == UDP_QKEY => {
                 if let Some(at) = self.lookups.remove(&number) {
-                    self.peers.insert(at, qpn);
+                    self.peers.insert(at, (qpn, Instant::now()));
                 }
             }
-            CmEvent::Unreachable { .. } => self.is_missing(number, libc::EHOSTUNREACH),
-            _ => self.is_missing(number, libc::ECONNREFUSED),
+            CmEvent::Unreachable { .. } => {
+                // One that does not answer now may receive all the same.
+                let at = self.lookups.remove(&number).filter(|at| !self.peers.contains_key(at));
+                self.missing.extend(at.map(|at| (at, libc::EHOSTUNREACH)));
+            }
+            _ => {
+                if let Some(at) = self.lookups.remove(&number) {
+                    self.peers.remove(&at);
+                    self.missing.insert(at, libc::ECONNREFUSED);
+                }
+            }
         }
         self.over.push(number);
-    }
-
-    fn is_missing(&mut self, number: Number, errno: c_int) {
-        if let Some(at) = self.lookups.remove(&number) {
-            self.missing.insert(at, errno);
-        }
     }
 
     /// Finds the queue pair of a peer.
     pub(super) fn find(&mut self, from: IpAddr, to: SocketAddr) -> Sending {
         let Some(queue) = &self.queue else { return Sending::Failed(libc::EINVAL) };
-        if self.peers.contains_key(&to) {
-            return Sending::Done;
-        }
         if let Some(errno) = self.missing.remove(&to) {
             return Sending::Failed(errno);
         }
-        let looked_up: HashSet<_> = self.lookups.values().collect();
-        if looked_up.contains(&to) {
-            return Sending::NotNow;
-        }
-        match queue.opened.soft.look_up(Some(SocketAddr::new(from, 0)), to, &[]) {
-            Ok(number) => {
-                self.lookups.insert(number, to);
-                self.begun.push(number);
-                Sending::NotNow
+        let is_known = match self.peers.get_mut(&to) {
+            Some((_, heard)) if heard.elapsed() < REFRESH => return Sending::Done,
+            Some((_, heard)) => {
+                *heard = Instant::now();
+                true
             }
-            Err(error) => Sending::Failed(errno(&error)),
+            None => false,
+        };
+        if !self.lookups.values().any(|at| *at == to) {
+            match queue.opened.soft.look_up(Some(SocketAddr::new(from, 0)), to, &[]) {
+                Ok(number) => {
+                    self.lookups.insert(number, to);
+                    self.begun.push(number);
+                }
+                Err(error) if !is_known => return Sending::Failed(errno(&error)),
+                // It is sent to as before.
+                Err(_) => {}
+            }
         }
+        if is_known { Sending::Done } else { Sending::NotNow }
     }
 
     /// Sends a datagram.
@@ -319,7 +332,7 @@ impl Datagrams {
         if HEADER_LEN + bytes.len() > queue.slot - NETWORK_HEADER_LEN {
             return Sending::Failed(libc::EMSGSIZE);
         }
-        let (Some(qpn), Some(slot)) = (self.peers.get(&to), queue.free.pop()) else {
+        let (Some((qpn, _)), Some(slot)) = (self.peers.get(&to), queue.free.pop()) else {
             return Sending::NotNow;
         };
         let [high, low] = queue.at.port().to_be_bytes();

@@ -220,3 +220,48 @@ impl Signals {
         self.queues.values().chain(self.numbers.values()).for_each(|signal| signal.remove());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use bowline_verbs::ConnRequest;
+
+    use super::*;
+
+    /// A request is its listener's until it is accepted; then what happens to it is the new
+    /// socket's, until that has ended.
+    #[test]
+    fn events_come_to_the_socket_that_a_connection_belongs_to() {
+        let (listener, accepted) = (Arc::<Signal>::default(), Arc::<Signal>::default());
+        let mut signals = Signals::default();
+        let (at, id) = (Number(1), Number(2));
+        let request = ConnRequest {
+            listener: at,
+            local: ([10, 0, 0, 1], 1).into(),
+            remote: ([10, 0, 0, 2], 2).into(),
+            private_data: Vec::new(),
+            responder_resources: 0,
+            initiator_depth: 0,
+            remote_qpn: bowline_verbs::Qpn(3),
+        };
+        let asks = CmEvent::ConnectRequest { id, request };
+        let early = signals.report(asks.clone());
+        assert_eq!(early, Some(asks.clone()), "nobody listens");
+        signals.add_number(at, &listener, early.map(|event| vec![event]));
+        assert_eq!(listener.next_event(), Some(asks));
+        assert_eq!(signals.report(CmEvent::Disconnected { id }), None);
+        assert_eq!(listener.next_event(), Some(CmEvent::Disconnected { id }));
+        signals.add_number(id, &accepted, None);
+        let waker = Waker::own().unwrap();
+        let waiting = Waiting::new(&accepted, &waker);
+        assert_eq!(waker.wait(Some(Duration::ZERO)), Ok(false));
+        assert_eq!(signals.report(CmEvent::Disconnected { id }), None);
+        assert_eq!((listener.next_event(), accepted.next_event().is_some()), (None, true));
+        assert_eq!(waker.wait(None), Ok(true));
+        drop(waiting);
+        waker.clear();
+        signals.report_removal();
+        assert!(accepted.is_removed() && waker.wait(Some(Duration::ZERO)) == Ok(false));
+        signals.remove_number(id);
+        assert!(signals.report(CmEvent::Disconnected { id }).is_some());
+    }
+}

@@ -307,8 +307,22 @@ static void datagrams(void)
 	MUST(rsend(two, out, 900, 0) == 900);
 	MUST(rrecv(one, in, 4, MSG_TRUNC) == 900);
 	MUST(rclose(one) == 0 && rclose(two) == 0);
+
+	/* Another socket at the same port is found, and after that none. */
 	one = rsocket(AF_INET, SOCK_DGRAM, 0);
-	MUST(rbind(one, (void *)&at, sizeof at) == 0 && rclose(one) == 0);
+	two = rsocket(AF_INET, SOCK_DGRAM, 0);
+	for (int i = 0; i < 2; i++) {
+		MUST(rbind(one, (void *)&at, sizeof at) == 0);
+		do {
+			rsendto(two, out, 1, MSG_DONTWAIT, (void *)&at, sizeof at);
+		} while (!ready(one, POLLIN, 1));
+		MUST(rclose(one) == 0);
+		one = rsocket(AF_INET, SOCK_DGRAM, 0);
+	}
+	while (rsendto(two, out, 1, MSG_DONTWAIT, (void *)&at, sizeof at) == 1 || errno == EAGAIN)
+		ready(two, POLLIN, 1);
+	MUST(errno == ECONNREFUSED);
+	MUST(rclose(one) == 0 && rclose(two) == 0);
 }
 
 int main(int argc, char **argv)
