@@ -21,6 +21,9 @@
 static const char *address;
 static int listening;
 static uint8_t hello[40];
+/* Memory that a socket writes to: a table of two windows, and the first window. */
+static char given[8192];
+static struct ibv_mr *given_mr;
 
 /* An entry of 24 bytes without sense, and the first bytes of it for a window. */
 static char entry[24];
@@ -63,6 +66,33 @@ static struct rdma_cm_id *endpoint(void)
 	return id;
 }
 
+static void put(uint8_t *at, uint64_t number, int len)
+{
+	while (len--) {
+		at[len] = number;
+		number >>= 8;
+	}
+}
+
+/* What a socket that follows the protocol sends. */
+static void good_hello(struct ibv_pd *pd)
+{
+	if (!given_mr)
+		given_mr = ibv_reg_mr(pd, given, sizeof given,
+				      IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+	MUST(given_mr);
+	memset(hello, 0, sizeof hello);
+	put(hello, 1, 1);
+	put(hello + 1, 2, 1);
+	put(hello + 2, 16, 2);
+	put(hello + 8, (uintptr_t)given, 8);
+	put(hello + 16, given_mr->rkey, 4);
+	put(hello + 20, 2, 4);
+	put(hello + 24, (uintptr_t)given + 4096, 8);
+	put(hello + 32, given_mr->rkey, 4);
+	put(hello + 36, 4096, 4);
+}
+
 static int connects(struct rdma_cm_id *id)
 {
 	struct rdma_conn_param param = {
@@ -101,6 +131,7 @@ static void misbehaves(const struct message *message)
 	pthread_t thread;
 	MUST(pthread_create(&thread, NULL, reads, NULL) == 0);
 	struct rdma_cm_id *id = endpoint();
+	good_hello(id->pd);
 	MUST(connects(id) == 0);
 	MUST(id->event->param.conn.private_data_len >= sizeof hello);
 	const uint8_t *peer = id->event->param.conn.private_data;
@@ -134,9 +165,6 @@ static void *accepts(void *of)
 
 int main(int argc, char **argv)
 {
-	static const uint8_t good[40] = {
-		[0] = 1, [1] = 2, [3] = 16, [13] = 16, [19] = 1, [23] = 2, [29] = 16, [35] = 1, [38] = 16,
-	};
 	/* Byte and value that make a hello senseless. */
 	static const uint8_t wrong[][2] = {
 		{ 0, 2 }, { 0, 0 }, { 1, 3 }, { 3, 0 }, { 23, 0 }, { 38, 0 },
@@ -152,7 +180,7 @@ int main(int argc, char **argv)
 	MUST(pthread_create(&thread, NULL, accepts, NULL) == 0);
 	for (unsigned i = 0; i < sizeof wrong / sizeof *wrong; i++) {
 		struct rdma_cm_id *id = endpoint();
-		memcpy(hello, good, sizeof hello);
+		good_hello(id->pd);
 		hello[wrong[i][0]] = wrong[i][1];
 		MUST(connects(id) == -1 && errno == ECONNREFUSED);
 		rdma_destroy_ep(id);
@@ -163,7 +191,6 @@ int main(int argc, char **argv)
 	pthread_join(thread, NULL);
 	MUST(rclose(fd) == 0);
 
-	memcpy(hello, good, sizeof hello);
 	for (unsigned i = 0; i < sizeof bad / sizeof *bad; i++)
 		misbehaves(&bad[i]);
 	MUST(rclose(listening) == 0);
