@@ -61,13 +61,12 @@ pub(super) fn buffer(len: usize) -> Result<Buffer, Error> {
     })
 }
 
-/// How a connection has ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Broken {
-    /// Not at all.
-    No,
-    /// By a fault of the network, of the peer or of the device.
-    Reset,
+/// Makes a queue pair; without one its completion queue goes too.
+pub(super) fn create_qp(opened: &Opened, init: &QpInit) -> Result<Qpn, Error> {
+    opened.soft.create_qp(init).inspect_err(|_| {
+        // Nothing uses it.
+        let _ = opened.soft.destroy_cq(init.send_cq);
+    })
 }
 
 /// A queue pair and its memory, before and after there is a peer.
@@ -84,7 +83,8 @@ pub(super) struct Connection {
     /// There once the peer's hello has come.
     pub(super) stream: Option<Stream>,
     pub(super) number: Option<Number>,
-    pub(super) broken: Broken,
+    /// It has ended by a fault of the network, the peer or the device.
+    pub(super) is_broken: bool,
     /// The connection manager has ended it.
     is_disconnected: bool,
     polled: Vec<Completion>,
@@ -118,7 +118,7 @@ impl Connection {
             },
             sq_sig_all: true,
         };
-        let qpn = opened.soft.create_qp(&init)?;
+        let qpn = create_qp(opened, &init)?;
         let own = Own {
             sends: options.sends,
             credits: options.receives as u16, // at most `QUEUE_MAX`
@@ -138,7 +138,7 @@ impl Connection {
             own,
             stream: None,
             number: None,
-            broken: Broken::No,
+            is_broken: false,
             is_disconnected: false,
             polled: Vec::new(),
         };
@@ -181,7 +181,7 @@ impl Connection {
     }
 
     fn breaks(&mut self) {
-        self.broken = Broken::Reset;
+        self.is_broken = true;
     }
 
     /// Takes in what has come, and sends what is to be sent because of it; returns whether anything
@@ -269,11 +269,11 @@ impl Connection {
 
     /// Tells whether nothing is sent or received any more.
     pub(super) fn is_over(&self) -> bool {
-        self.broken != Broken::No || self.stream.as_ref().is_none_or(Stream::has_peer_gone)
+        self.is_broken || self.stream.as_ref().is_none_or(Stream::has_peer_gone)
     }
 
     pub(super) fn send_updates(&mut self) {
-        while self.broken == Broken::No {
+        while !self.is_broken {
             let Some(update) = self.stream.as_mut().and_then(Stream::update) else { return };
             let Update { to, bytes, immediate } = update;
             let op = SendOp::WriteImm(to, immediate);
@@ -311,12 +311,12 @@ impl Connection {
         write.len
     }
 
-    /// Copies what has come, `skip` bytes on, as far as there is room; returns how much.
-    pub(super) fn read(&self, skip: usize, out: &mut [u8]) -> usize {
+    /// Copies what has come, as far as there is room; returns how much.
+    pub(super) fn read(&self, out: &mut [u8]) -> usize {
         let Some(stream) = &self.stream else { return 0 };
-        let len = stream.readable().saturating_sub(skip).min(out.len());
+        let len = stream.readable().min(out.len());
         let mut done = 0;
-        for (at, len) in stream.pieces(skip, len) {
+        for (at, len) in stream.pieces(len) {
             self.receive_ring.buffer.read(at, &mut out[done..done + len]);
             done += len;
         }

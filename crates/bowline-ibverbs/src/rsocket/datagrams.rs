@@ -16,7 +16,7 @@ use bowline_verbs::{
     QpType, Qpn, RecvWr, SendFlags, SendOp, SendWr, Sge, Status, UdDest,
 };
 
-use super::connection::{Memory, buffer};
+use super::connection::{Memory, buffer, create_qp};
 use super::options::Options;
 use super::socket::{errno, listen};
 use crate::cm::{UDP_QKEY, datagram_steps};
@@ -27,7 +27,7 @@ const NETWORK_HEADER_LEN: usize = 40;
 /// Bytes in front of the payload.
 const HEADER_LEN: usize = 4;
 const VERSION: u8 = 1;
-/// Peers whose queue pairs are known, at most; then all are looked up again.
+/// Peers that are known, or known to be missing, at most; then all are looked up again.
 const PEERS_MAX: usize = 4096;
 /// How long a peer that is not heard of is sent to before it is looked up again: it may have ended,
 /// and another program may have its port.
@@ -145,7 +145,7 @@ impl Queue {
             },
             sq_sig_all: true,
         };
-        let qpn = opened.soft.create_qp(&init)?;
+        let qpn = create_qp(opened, &init)?;
         let free = (0..options.sends).collect();
         let new = Self {
             opened,
@@ -282,16 +282,22 @@ impl Datagrams {
             CmEvent::Unreachable { .. } => {
                 // One that does not answer now may receive all the same.
                 let at = self.lookups.remove(&number).filter(|at| !self.peers.contains_key(at));
-                self.missing.extend(at.map(|at| (at, libc::EHOSTUNREACH)));
+                self.is_missing(at, libc::EHOSTUNREACH);
             }
             _ => {
-                if let Some(at) = self.lookups.remove(&number) {
-                    self.peers.remove(&at);
-                    self.missing.insert(at, libc::ECONNREFUSED);
-                }
+                let at = self.lookups.remove(&number);
+                at.map(|at| self.peers.remove(&at));
+                self.is_missing(at, libc::ECONNREFUSED);
             }
         }
         self.over.push(number);
+    }
+
+    fn is_missing(&mut self, at: Option<SocketAddr>, errno: c_int) {
+        if self.missing.len() >= PEERS_MAX {
+            self.missing.clear();
+        }
+        self.missing.extend(at.map(|at| (at, errno)));
     }
 
     /// Finds the queue pair of a peer.

@@ -5,7 +5,6 @@ use core::slice;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::connection::Broken;
 use super::socket::{Inner, Socket, State, arm, find, wait_once};
 use super::wait::{Waiting, Waker, poll};
 use crate::fails;
@@ -27,7 +26,7 @@ fn events(inner: &Inner) -> c_short {
         State::Connecting(_) => 0,
         State::Connected(connection) => {
             let Some(stream) = &connection.stream else { return libc::POLLERR };
-            let is_broken = connection.broken != Broken::No;
+            let is_broken = connection.is_broken;
             let is_at_end = stream.is_at_end() || inner.is_read_shut;
             let is_closed = stream.is_closed_for_sends();
             when(stream.readable() > 0 || is_at_end || is_broken, READ)

@@ -11,7 +11,7 @@ use bowline_roce_driver::PortSpace;
 use bowline_verbs::{CmEvent, CmId as Number, ConnRequest, CqId, Device as _, PdId, RejectReason};
 use rustix::event::{EventfdFlags, eventfd};
 
-use super::connection::{Broken, Connection};
+use super::connection::Connection;
 use super::datagrams::Datagrams;
 use super::maps::Maps;
 use super::options::Options;
@@ -292,7 +292,7 @@ impl Socket {
             State::Connecting(connection) => match event {
                 CmEvent::Established { private_data, .. } => {
                     let is_known = connection.stream.is_some() || connection.greet(&private_data);
-                    let is_there = is_known && connection.broken == Broken::No;
+                    let is_there = is_known && !connection.is_broken;
                     if !is_there {
                         return inner.fail(libc::ECONNREFUSED);
                     }
@@ -419,12 +419,11 @@ impl Socket {
                 let inner = self.lock();
                 (inner.options, inner.non_blocking)
             };
-            let new = Self::new(self.is_v4, false)?;
-            let made = Connection::new(opened, pd, &options);
-            let mut connection = made.map_err(|error| {
-                refuse(number);
-                errno(&error)
-            })?;
+            let made = Self::new(self.is_v4, false).and_then(|new| {
+                let made = Connection::new(opened, pd, &options);
+                Ok((new, made.map_err(|error| errno(&error))?))
+            });
+            let (new, mut connection) = made.inspect_err(|_| refuse(number))?;
             if !connection.greet(&request.private_data) {
                 refuse(number);
                 continue;

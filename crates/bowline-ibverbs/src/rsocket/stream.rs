@@ -330,10 +330,10 @@ impl Stream {
         (self.filled - self.read) as usize // at most the ring's
     }
 
-    /// The places in the receive ring of the next `len` bytes, `skip` bytes on.
-    pub(super) fn pieces(&self, skip: usize, len: usize) -> [(usize, usize); 2] {
+    /// The places in the receive ring of the next `len` bytes.
+    pub(super) fn pieces(&self, len: usize) -> [(usize, usize); 2] {
         let size = self.own.half() as usize * 2;
-        let begin = ((self.read + skip as u64) % size as u64) as usize;
+        let begin = (self.read % size as u64) as usize;
         let first = len.min(size - begin);
         [(begin, first), (0, len - first)]
     }

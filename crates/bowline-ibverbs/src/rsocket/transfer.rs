@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use bowline_verbs::Access;
 
-use super::connection::{Broken, Connection, Memory, WRITTEN};
+use super::connection::{Connection, Memory, WRITTEN};
 use super::datagrams::Sending;
 use super::maps::{self, Given};
 use super::socket::{Inner, Socket, State, device, errno, take_error};
@@ -45,7 +45,7 @@ fn send_now(inner: &mut Inner, bytes: &[u8]) -> Option<Result<usize, c_int>> {
     };
     let mut done = 0;
     loop {
-        if connection.broken != Broken::No {
+        if connection.is_broken {
             return Some(if done > 0 { Ok(done) } else { Err(libc::ECONNRESET) });
         }
         let Some(stream) = connection.stream.as_mut() else { return Some(Err(libc::ENOTCONN)) };
@@ -69,13 +69,13 @@ fn receive_now(inner: &mut Inner, out: &mut [u8], peeks: bool) -> Option<Result<
         Ok(connection) => connection,
         Err(errno) => return Some(Err(errno)),
     };
-    let len = connection.read(0, out);
+    let len = connection.read(out);
     if len == 0 && !out.is_empty() {
         let is_at_end = connection.stream.as_ref().is_some_and(Stream::is_at_end);
-        return match (is_at_end, connection.broken) {
+        return match (is_at_end, connection.is_broken) {
             (true, _) => Some(Ok(0)),
-            (false, Broken::Reset) => Some(Err(libc::ECONNRESET)),
-            (false, Broken::No) => None,
+            (false, true) => Some(Err(libc::ECONNRESET)),
+            (false, false) => None,
         };
     }
     if !peeks {
@@ -304,7 +304,7 @@ impl Socket {
                     Ok(connection) => connection,
                     Err(errno) => return Some(Err(errno)),
                 };
-                if connection.broken != Broken::No {
+                if connection.is_broken {
                     return Some(Err(libc::ECONNRESET));
                 }
                 let stream = connection.stream.as_mut()?;

@@ -52,7 +52,7 @@ impl End {
 
     fn read(&mut self, most: usize) {
         let len = self.stream.readable().min(most);
-        for (at, len) in self.stream.pieces(0, len) {
+        for (at, len) in self.stream.pieces(len) {
             self.got.extend_from_slice(&self.ring[at..at + len]);
         }
         self.stream.consume(len);
