@@ -36,6 +36,10 @@ pub const SO_RDS_MSG_RXPATH_LATENCY: i32 = 10;
 
 /// Option: the table of counters.
 pub const RDS_INFO_COUNTERS: i32 = 10_000;
+/// Option: the table of messages that the transport has not got, with addresses of IPv6.
+pub const RDS6_INFO_SEND_MESSAGES: i32 = 10_012;
+/// Option: the table of messages that it has got and the peer has not acknowledged.
+pub const RDS6_INFO_RETRANS_MESSAGES: i32 = 10_013;
 /// The first of the options that are tables.
 pub const RDS_INFO_FIRST: i32 = RDS_INFO_COUNTERS;
 /// The last of the options that are tables.
@@ -91,6 +95,8 @@ pub const RDS_MAX_ZCOOKIES: usize = 8;
 pub const RDS_ZCOPY_COOKIES_LEN: usize = 4 + 4 * RDS_MAX_ZCOOKIES;
 /// Bytes of `rds_info_counter`: a name of 32 bytes, and a number.
 pub const RDS_INFO_COUNTER_LEN: usize = 40;
+/// Bytes of `rds6_info_message`.
+pub const RDS6_INFO_MESSAGE_LEN: usize = 50;
 
 /// Flag of [`RdmaArgs`]: the operation writes to the peer, and reads from it otherwise.
 pub const RDS_RDMA_READWRITE: u64 = 0x01;

@@ -1,8 +1,9 @@
 //! Sockets of the host's node: what this library's types are in the words of system calls.
 
 use core::time::Duration;
+use std::collections::BTreeMap;
 use std::io::IoSlice;
-use std::net::SocketAddr;
+use std::net::{Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -10,19 +11,21 @@ use bowline_base::Errno;
 use bowline_host_client::{Host, OwnedSocket};
 use bowline_host_wire::name;
 use bowline_rds::{
-    Counters, Interest, LengthLimit, Readiness, Rope, SendControl, TooLong, Transport,
+    Counters, Interest, LengthLimit, OutstandingMessages, Readiness, Rope, SendControl, TooLong,
+    Transport,
 };
 use bowline_wire::rds::uapi::{
     MSG_DONTWAIT, MSG_PEEK, MSG_ZEROCOPY, RDS_CANCEL_SENT_TO, RDS_CONG_MONITOR,
-    RDS_INFO_COUNTER_LEN, RDS_INFO_COUNTERS, SO_RCVBUF, SO_RCVTIMEO, SO_RDS_TRANSPORT, SO_SNDBUF,
-    SO_SNDTIMEO, SO_TIMESTAMP, SO_ZEROCOPY, SOL_RDS, SOL_SOCKET,
+    RDS_INFO_COUNTER_LEN, RDS_INFO_COUNTERS, RDS6_INFO_MESSAGE_LEN, RDS6_INFO_RETRANS_MESSAGES,
+    RDS6_INFO_SEND_MESSAGES, SO_RCVBUF, SO_RCVTIMEO, SO_RDS_TRANSPORT, SO_SNDBUF, SO_SNDTIMEO,
+    SO_TIMESTAMP, SO_ZEROCOPY, SOL_RDS, SOL_SOCKET,
 };
 
 use super::error::HostError;
 use super::{Error, Message, control};
 
-/// Room for a table of counters.
-const COUNTERS_ROOM: usize = 64 << 10;
+/// Room for a table, to begin with; that of counters is smaller.
+const TABLE_ROOM: usize = 64 << 10;
 
 const POLLIN: i16 = 1;
 const POLLOUT: i16 = 4;
@@ -83,7 +86,7 @@ pub(super) fn find(place: Option<&[u8]>) -> Result<Host, Error> {
 
 /// The counters of the node; none when it is gone.
 pub(super) fn counters(host: &Host) -> Vec<(&'static str, u64)> {
-    let table = host.open().and_then(|s| s.get_option(SOL_RDS, RDS_INFO_COUNTERS, COUNTERS_ROOM));
+    let table = host.open().and_then(|s| s.get_option(SOL_RDS, RDS_INFO_COUNTERS, TABLE_ROOM));
     let Ok((table, ..)) = table else { return Vec::new() };
     let row = |row: &[u8]| {
         let (text, value) = row.split_at_checked(RDS_INFO_COUNTER_LEN - 8)?;
@@ -292,6 +295,43 @@ impl HostSocket {
         self.0.flush(limit).map_err(failed)
     }
 
+    /// The messages of this socket that the node keeps: of its tables, those that begin here.
+    pub(super) fn outstanding(&self) -> Result<Vec<OutstandingMessages>, Error> {
+        let own = self.local_addr().ok_or(bowline_rds::Error::NotConnected)?;
+        let mut kept: BTreeMap<SocketAddr, (usize, usize)> = BTreeMap::new();
+        // In this order: what is started between the two is found twice, and never not at all.
+        for table in [RDS6_INFO_SEND_MESSAGES, RDS6_INFO_RETRANS_MESSAGES] {
+            let rows = self.table(table)?;
+            let rows = rows.chunks_exact(RDS6_INFO_MESSAGE_LEN);
+            for (local, mut to, len) in rows.filter_map(message_row) {
+                if (local.ip(), local.port()) == (own.ip(), own.port()) {
+                    if let (SocketAddr::V6(to), SocketAddr::V6(own)) = (&mut to, own) {
+                        to.set_scope_id(own.scope_id());
+                    }
+                    let (messages, bytes) = kept.entry(to).or_default();
+                    *messages += 1;
+                    *bytes += len;
+                }
+            }
+        }
+        let entry = |(to, (messages, bytes))| OutstandingMessages { to, messages, bytes };
+        Ok(kept.into_iter().map(entry).collect())
+    }
+
+    /// Reads a table; it may grow while it is asked for.
+    fn table(&self, option: i32) -> Result<Vec<u8>, Error> {
+        let mut room = TABLE_ROOM;
+        loop {
+            let (table, needed, returned) =
+                self.0.get_option(SOL_RDS, option, room).map_err(failed)?;
+            match Errno(-returned) {
+                Errno::ENOSPC => room = usize::try_from(needed).unwrap_or(0).max(room) * 2,
+                errno if errno.0 > 0 => return Err(failed(errno.0)),
+                _ => return Ok(table),
+            }
+        }
+    }
+
     pub(super) fn descriptor(&self) -> Result<Arc<OwnedFd>, Error> {
         self.0.descriptor().map_err(failed)
     }
@@ -299,6 +339,18 @@ impl HostSocket {
     pub(super) fn close(&self) {
         self.0.close();
     }
+}
+
+/// The addresses and the length in a row of a table of messages.
+fn message_row(row: &[u8]) -> Option<(SocketAddr, SocketAddr, usize)> {
+    let (&len, row) = row.get(8..)?.split_first_chunk()?;
+    let (&local, row) = row.split_first_chunk::<16>()?;
+    let (&remote, row) = row.split_first_chunk::<16>()?;
+    let (&local_port, row) = row.split_first_chunk()?;
+    let &remote_port = row.first_chunk()?;
+    let at =
+        |ip, port| SocketAddr::new(Ipv6Addr::from(ip).to_canonical(), u16::from_be_bytes(port));
+    Some((at(local, local_port), at(remote, remote_port), u32::from_ne_bytes(len) as usize))
 }
 
 /// The bytes of a name; none for the connected destination.

@@ -483,14 +483,15 @@ impl Socket {
     /// Returns the number of messages of this socket that the node keeps, one entry for each
     /// destination: queued and unacknowledged messages, and cancelled ones that are being written.
     /// All destinations share the send buffer; a program that serves many can see here which of
-    /// them use it. Searches all messages that are queued from the socket's address.
+    /// them use it. Searches all messages that are queued from the socket's address; of the host's
+    /// node, which keeps no cancelled ones here, those of this user.
     ///
     /// # Errors
-    /// `ENOTCONN` when the socket is not bound; `EOPNOTSUPP` (95) for a socket of the host's node.
+    /// `ENOTCONN` when the socket is not bound.
     pub fn outstanding(&self) -> Result<Vec<OutstandingMessages>, Error> {
         match &self.of {
             Of::Process(driver, id) => Ok(driver.with_core(|core, _| core.outstanding(*id))?),
-            Of::Host(_) => Err(HostError::NotForIts.into()),
+            Of::Host(socket) => socket.outstanding(),
         }
     }
 
