@@ -1,10 +1,19 @@
 //! Why a command or the daemon did not do its work, by what its exit status is to say.
 
-use std::{fmt, net::IpAddr};
+use std::{
+    fmt,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+};
 
 use bowline_base::Errno;
+use bowline_wire::rds::TCP_PORT;
 
-use crate::{log::shown, tentative, values::Address};
+use crate::{
+    holder::{self, Holder},
+    log::shown,
+    tentative,
+    values::Address,
+};
 
 /// Why a command did not do its work.
 #[derive(Debug)]
@@ -103,14 +112,29 @@ pub fn node_on(
     start(builder).map_err(|error| {
         let names: Vec<String> = addresses.iter().map(ToString::to_string).collect();
         let place = if names.is_empty() { "every address".to_owned() } else { names.join(", ") };
-        Failure::Failed(if error.errno() == Errno::EADDRNOTAVAIL {
-            let why = tentative::why(addresses)
-                .unwrap_or_else(|| "this machine has no such address; see `ip address`".to_owned());
-            format!("no node on {place}: {why}")
-        } else {
-            format!("no node on {place}: {error}")
-        })
+        let why = match error.errno() {
+            Errno::EADDRNOTAVAIL => Some(tentative::why(addresses).unwrap_or_else(|| {
+                "this machine has no such address; see `ip address`".to_owned()
+            })),
+            Errno::EADDRINUSE => taken(addresses),
+            _ => None,
+        };
+        Failure::Failed(format!("no node on {place}: {}", why.unwrap_or_else(|| error.to_string())))
     })
+}
+
+/// Says who has the port of RDS at one of these addresses, or at all, if this user may see it.
+fn taken(addresses: &[Address]) -> Option<String> {
+    let all = [IpAddr::V6(Ipv6Addr::UNSPECIFIED), IpAddr::V4(Ipv4Addr::UNSPECIFIED)];
+    let all: Vec<_> = if addresses.is_empty() { all.to_vec() } else { Vec::new() };
+    let mut ips = addresses.iter().map(|address| address.ip).chain(all);
+    let (ip, Holder { pid, name }) =
+        ips.find_map(|ip| Some((ip, holder::of_tcp(ip, TCP_PORT)?)))?;
+    let at = SocketAddr::new(ip, TCP_PORT);
+    Some(format!(
+        "{at} is in use by process {pid}, {name}: stop it, give another address, or use another \
+         network namespace"
+    ))
 }
 
 /// Result of a command.

@@ -12,6 +12,7 @@ pub mod control;
 pub mod daemon;
 pub mod disks;
 mod failure;
+pub mod holder;
 pub mod impair;
 pub mod leases;
 pub mod metrics;

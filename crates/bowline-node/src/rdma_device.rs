@@ -13,10 +13,9 @@ use bowline_verbs::Error;
 
 use crate::{Failure, Outcome, tentative, values::Address};
 
-mod holder;
 mod taken;
 
-pub use holder::{Holder, holder, is_held};
+pub use crate::holder::{Holder, holder, is_held};
 use taken::taken;
 
 /// RoCE's UDP port [OUT-1].

@@ -1,4 +1,4 @@
-//! Which process has the UDP port of a soft RDMA device.
+//! Which process has a port of this machine: that of a soft RDMA device, or that of a node's RDS.
 
 use std::{
     fs,
@@ -6,8 +6,7 @@ use std::{
     path::Path,
 };
 
-use super::PORT;
-use crate::log::shown;
+use crate::{log::shown, rdma_device::PORT};
 
 /// A process that has bound the port.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,24 +17,46 @@ pub struct Holder {
     pub name: String,
 }
 
-/// The process that has bound the port of an address, if this user may see it.
+/// Tables of the system, by protocol, and what a socket that holds a port has as its state in them.
+struct Tables {
+    names: [&'static str; 2],
+    state: Option<&'static str>,
+}
+
+const UDP: Tables = Tables { names: ["/proc/net/udp", "/proc/net/udp6"], state: None };
+/// Those that listen.
+const TCP: Tables = Tables { names: ["/proc/net/tcp", "/proc/net/tcp6"], state: Some("0A") };
+
+/// The process that has bound RoCE's UDP port of an address, if this user may see it.
 pub fn holder(address: IpAddr) -> Option<Holder> {
-    let inodes = inodes(address);
-    let processes = fs::read_dir("/proc").ok()?.flatten();
-    processes.filter_map(|process| owner(&process.path(), &inodes)).next()
+    owner_of(&UDP.inodes(address, PORT))
 }
 
-/// Tells whether a process has bound the port of an address. Nothing is bound for the answer, so
-/// that it disturbs nobody who is about to.
+/// The process that listens at a TCP port of an address, if this user may see it.
+pub fn of_tcp(address: IpAddr, port: u16) -> Option<Holder> {
+    owner_of(&TCP.inodes(address, port))
+}
+
+/// Tells whether a process has bound RoCE's UDP port of an address. Nothing is bound for the
+/// answer, so that it disturbs nobody who is about to.
 pub fn is_held(address: IpAddr) -> bool {
-    !inodes(address).is_empty()
+    !UDP.inodes(address, PORT).is_empty()
 }
 
-/// Sockets that hold the port of an address.
-fn inodes(address: IpAddr) -> Vec<u64> {
-    let tables = ["/proc/net/udp", "/proc/net/udp6"].map(fs::read_to_string);
-    let tables = tables.into_iter().flatten();
-    tables.flat_map(|table| holding(&table, address)).collect()
+impl Tables {
+    /// Sockets that hold a port of an address.
+    fn inodes(&self, address: IpAddr, port: u16) -> Vec<u64> {
+        let tables = self.names.map(fs::read_to_string).into_iter().flatten();
+        tables.flat_map(|table| holding(&table, (address, port), self.state)).collect()
+    }
+}
+
+fn owner_of(inodes: &[u64]) -> Option<Holder> {
+    if inodes.is_empty() {
+        return None;
+    }
+    let processes = fs::read_dir("/proc").ok()?.flatten();
+    processes.filter_map(|process| owner(&process.path(), inodes)).next()
 }
 
 /// Tells whether a process, given by its folder in /proc, has one of these sockets open.
@@ -52,17 +73,18 @@ fn owner(process: &Path, inodes: &[u64]) -> Option<Holder> {
     Some(Holder { pid, name: shown(name.trim()).into_owned() })
 }
 
-/// Sockets of a table of the system that hold the port of an address, or of all addresses.
-fn holding(table: &str, address: IpAddr) -> Vec<u64> {
+/// Sockets of a table of the system that hold a port of an address, or of all addresses.
+fn holding(table: &str, (address, port): (IpAddr, u16), state: Option<&str>) -> Vec<u64> {
     let line = |line: &str| {
         let mut words = line.split_whitespace().skip(1);
-        let (at, port) = words.next()?.split_once(':')?;
+        let (at, of) = words.next()?.split_once(':')?;
+        let is_so = state.is_none_or(|state| words.clone().nth(1) == Some(state));
         let inode = words.nth(7)?.parse().ok()?;
         let at = unhex(at)?;
         // That of IPv6 may stand for all of both families.
         let all = at.is_unspecified() && (at.is_ipv6() || address.is_ipv4());
         let same = at == address || all;
-        (same && u16::from_str_radix(port, 16) == Ok(PORT)).then_some(inode)
+        (same && is_so && u16::from_str_radix(of, 16) == Ok(port)).then_some(inode)
     };
     table.lines().filter_map(line).collect()
 }
@@ -88,7 +110,7 @@ fn unhex(text: &str) -> Option<IpAddr> {
 
 #[cfg(test)]
 mod tests {
-    use std::net::UdpSocket;
+    use std::net::{TcpListener, UdpSocket};
 
     use super::*;
 
@@ -106,18 +128,32 @@ mod tests {
     }
 
     #[test]
+    fn who_listens_is_found_and_who_is_connected_is_not() {
+        let at = "127.41.90.3".parse().unwrap();
+        let listener = TcpListener::bind((at, 0)).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        assert_eq!(of_tcp(at, port).unwrap().pid, std::process::id());
+        assert_eq!(of_tcp("127.41.90.4".parse().unwrap(), port), None);
+        let stream = std::net::TcpStream::connect((at, port)).unwrap();
+        drop(listener);
+        assert_eq!(of_tcp(at, port), None);
+        drop(stream);
+    }
+
+    #[test]
     #[cfg(target_endian = "little")]
     fn the_tables_of_the_system_are_read() {
+        let udp = |table: &str, address| holding(table, (address, PORT), None);
         let table = "   sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode ref pointer drops
   123: 0100007F:12B7 00000000:0000 07 00000000:00000000 00:00000000 00000000     0        0 4711 2 0 0
   124: 00000000:12B7 00000000:0000 07 00000000:00000000 00:00000000 00000000     0        0 4712 2 0 0
   125: 0100007F:12B8 00000000:0000 07 00000000:00000000 00:00000000 00000000     0        0 4713 2 0 0
 ";
-        assert_eq!(holding(table, Ipv4Addr::LOCALHOST.into()), [4711, 4712]);
-        assert_eq!(holding(table, Ipv4Addr::new(10, 0, 0, 1).into()), [4712]);
-        assert!(holding(table, "fd99::1".parse().unwrap()).is_empty(), "another family");
+        assert_eq!(udp(table, Ipv4Addr::LOCALHOST.into()), [4711, 4712]);
+        assert_eq!(udp(table, Ipv4Addr::new(10, 0, 0, 1).into()), [4712]);
+        assert!(udp(table, "fd99::1".parse().unwrap()).is_empty(), "another family");
         let table = "1: 000099FD000000000000000001000000:12B7 0:0 07 0:0 0:0 0 0 0 4714 2 0 0";
-        assert_eq!(holding(table, "fd99::1".parse().unwrap()), [4714]);
-        assert!(holding("1: 01:12B7", Ipv4Addr::LOCALHOST.into()).is_empty());
+        assert_eq!(udp(table, "fd99::1".parse().unwrap()), [4714]);
+        assert!(udp("1: 01:12B7", Ipv4Addr::LOCALHOST.into()).is_empty());
     }
 }
