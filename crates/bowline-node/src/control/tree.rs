@@ -28,7 +28,7 @@ use std::{
 
 use bowline::rds::Node;
 use bowline_ctl::{AttrDef, Caller, Dir, Errno, Node as Object, PathSpec, Sys, Tree, Value};
-use bowline_rds::{Counters, SYSCTL_NAMES};
+use bowline_rds::{CloseReason, Counters, SYSCTL_NAMES};
 
 use super::snapshot::{ConnectionRow, NodeFacts, PathRow, Snapshot};
 use crate::{disks::HostDisks, values::Address};
@@ -145,7 +145,15 @@ impl Object for NodeObject {
             "probe" => {
                 let (local, remote, timeout) = probe_words(value).ok_or(Errno::EINVAL)?;
                 let time = probe(&self.node, caller, local, remote, timeout);
-                time.map_err(|error| error.errno())?.as_nanos() as u64
+                let why = |error: bowline::rds::Error| {
+                    let errno = error.errno();
+                    let is_late = errno == Errno::ETIMEDOUT || errno == Errno::EAGAIN;
+                    is_late
+                        .then(|| why_silent(&self.node, local, remote))
+                        .flatten()
+                        .unwrap_or(errno)
+                };
+                time.map_err(why)?.as_nanos() as u64
             }
             _ => return Err(Errno::ENOENT),
         };
@@ -201,6 +209,22 @@ fn probe(
             Err(error) if error.is_timed_out() && left > PROBE_SLICE && !caller.is_gone() => {}
             Err(error) => return Err(error),
         }
+    }
+}
+
+/// Why a peer has not answered, where it cannot be connected to.
+fn why_silent(node: &Node, local: Address, remote: Address) -> Option<Errno> {
+    let info = node.info_without_messages();
+    let rows = info.paths.iter().map(|path| (path.last_end, PathRow::from(path)));
+    let of_peer = |row: &PathRow| (row.local_addr, row.remote_addr) == (local.ip, remote.ip);
+    let rows: Vec<_> = rows.filter(|(_, row)| of_peer(row)).collect();
+    if rows.iter().any(|(_, row)| row.flags.connected) {
+        return None;
+    }
+    match rows.into_iter().find_map(|(end, _)| end?.why)? {
+        CloseReason::Refused => Some(Errno::ECONNREFUSED),
+        CloseReason::Unreachable => Some(Errno::EHOSTUNREACH),
+        _ => None,
     }
 }
 

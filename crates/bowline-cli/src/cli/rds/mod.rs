@@ -9,3 +9,4 @@ pub(crate) mod pipe;
 pub(crate) mod run;
 pub(crate) mod stress;
 pub(crate) mod top;
+mod using;

@@ -4,7 +4,7 @@
 //! sockets; the remote RDS answers by itself, and the socket that gets an answer identifies the
 //! request. Unlike the original, a request that gets no answer in time is reported and its
 //! socket replaced, so losses do not silence the tool. When the local address belongs to a node
-//! that runs already, that node sends the requests and measures.
+//! that runs already, the sockets are that node's.
 
 use std::{
     net::SocketAddr,
@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bowline::rds::{Interest, Node, Socket};
+use bowline::rds::{Interest, Socket};
 use bowline_base::Errno;
 use bowline_node::{
     Failure, Outcome,
@@ -21,12 +21,18 @@ use bowline_node::{
     values::{Address, Family, address, interval, joined, number, number32, route_to, with_link},
 };
 
-use super::over_rdma::RdmaOption;
+use super::{
+    over_rdma::RdmaOption,
+    using::{self, Used},
+};
 use crate::cli::common::histogram::Histogram;
 
 /// Sockets by default, and at most, as rds-ping 2.3 has it.
 const SOCKETS: u64 = 8;
 const SOCKETS_MAX: u64 = 32;
+/// What a node says of connections that were not made.
+const REFUSED: &str = "refused";
+const UNREACHABLE: &str = "unreachable";
 /// Longest wait on one socket while others also expect an answer, and between looks at signals.
 const SLICE: Duration = Duration::from_millis(1);
 const SIGNAL_SLICE: Duration = Duration::from_millis(100);
@@ -66,8 +72,8 @@ pub(crate) struct Args {
     v6: bool,
     #[command(flatten)]
     rdma: RdmaOption,
-    /// Send from the running node with this control socket; without it, from the one that serves
-    /// the local address, if there is one
+    /// Have the running node with this control socket send and measure; without it, the sockets
+    /// are those of the node that serves the local address, if there is one
     #[arg(long, value_name = "PATH", conflicts_with = "rdma")]
     control: Option<PathBuf>,
     /// Print one JSON object per line: every reply, then the summary
@@ -102,10 +108,10 @@ struct Figures<'a> {
     times: Histogram,
 }
 
-/// Requests from a node of this process.
+/// Requests from sockets of this process.
 struct Direct<'a> {
     figures: Figures<'a>,
-    node: Node,
+    used: Used,
     slots: Vec<Slot>,
 }
 
@@ -155,11 +161,11 @@ pub(crate) fn run(args: &Args) -> Outcome {
     let figures = match client
         .map_or_else(|| way(local, &args.rdma), |client| Ok(Way::Through(client)))?
     {
-        Way::Direct(node) => {
+        Way::Direct(used) => {
             let slots = (0..sockets)
-                .map(|_| Ok(Slot { socket: open(&node, local)?, request: None, answered: None }))
+                .map(|_| Ok(Slot { socket: open(&used, local)?, request: None, answered: None }))
                 .collect::<Outcome<Vec<_>>>()?;
-            let mut direct = Direct { figures, node, slots };
+            let mut direct = Direct { figures, used, slots };
             direct.ping(&stop)?;
             direct.figures
         }
@@ -170,7 +176,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
 }
 
 enum Way {
-    Direct(Node),
+    Direct(Used),
     Through(Client),
 }
 
@@ -214,15 +220,15 @@ fn address_of_node(
     }
 }
 
-/// Decides who sends: a node of this process or, when the address belongs to a node that runs
-/// already, that one.
+/// Decides who sends: sockets of this process, or a node that runs at the address and serves no
+/// programs.
 fn way(local: Address, rdma: &RdmaOption) -> Outcome<Way> {
-    match rdma.start_node(local) {
-        Ok(node) => Ok(Way::Direct(node)),
+    match Used::at(local, rdma) {
+        Ok(used) => Ok(Way::Direct(used)),
         Err(failure) => match Client::of_address(local) {
             Some(_) if rdma.is_wanted() => Err(Failure::usage(format!(
-                "the node that runs at {local} sends the requests, over RDMA if it has --rdma \
-                 itself: leave it out here"
+                "{} sends the requests, over RDMA if it has --rdma itself: leave it out here",
+                using::name(local)
             ))),
             Some(client) => Ok(Way::Through(client)),
             None => Err(failure),
@@ -252,8 +258,8 @@ fn ping_through<'a>(
     }
 }
 
-fn open(node: &Node, local: Address) -> Outcome<Socket> {
-    let socket = node.bind(local.at(0))?;
+fn open(used: &Used, local: Address) -> Outcome<Socket> {
+    let socket = used.bind(local.at(0))?;
     socket.set_send_timeout(Some(SIGNAL_SLICE));
     socket.set_nonblocking(true);
     Ok(socket)
@@ -312,7 +318,9 @@ impl Direct<'_> {
             }
         };
         slot.socket.set_nonblocking(true);
-        self.figures.report_error(sequence, error.errno());
+        let is_late = error.is_timed_out() || error.is_would_block();
+        let errno = if is_late { self.why_silent() } else { error.errno() };
+        self.figures.report_error(sequence, errno);
     }
 
     /// Waits for an answer to the latest request until the next one is due.
@@ -363,6 +371,16 @@ impl Direct<'_> {
         Ok(())
     }
 
+    /// Why there is no answer, as far as the node knows.
+    fn why_silent(&self) -> Errno {
+        let peer = self.used.peer(self.figures.remote.ip).filter(|peer| !peer.is_connected);
+        match peer.and_then(|peer| peer.last_end).as_deref() {
+            Some(REFUSED) => Errno::ECONNREFUSED,
+            Some(UNREACHABLE) => Errno::EHOSTUNREACH,
+            _ => Errno::ETIMEDOUT,
+        }
+    }
+
     /// Gives up requests that waited too long. Their sockets are replaced, so that a late answer is
     /// not taken for the answer to a later request.
     fn expire(&mut self) -> Outcome {
@@ -370,11 +388,12 @@ impl Direct<'_> {
             let Some(request) = self.slots[index].request else { continue };
             if request.sent.elapsed() >= self.figures.args.timeout {
                 self.slots[index] = Slot {
-                    socket: open(&self.node, self.figures.local)?,
+                    socket: open(&self.used, self.figures.local)?,
                     request: None,
                     answered: None,
                 };
-                self.figures.report_error(request.sequence, Errno::ETIMEDOUT);
+                let errno = self.why_silent();
+                self.figures.report_error(request.sequence, errno);
             }
         }
         Ok(())

@@ -1,6 +1,6 @@
 //! `bowline stress`: the load generator of RDS, either end of which can be `rds-stress`.
 //!
-//! A node of its own runs in this process; tasks are threads with a socket each instead of
+//! Its node is the host's, or one in this process; tasks are threads with a socket each instead of
 //! processes. The active side (`-s`) decides the options, see [`block`].
 
 mod block;
@@ -21,7 +21,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bowline::rds::Node;
 use bowline_node::{
     Failure, Outcome, control, log,
     signals::Stop,
@@ -35,7 +34,7 @@ use self::{
     report::{RULE, Rates, Totals, heading, histogram_lines, perfdata_heading, round_trips},
     task::{Setup, Tally, Task},
 };
-use super::over_rdma::RdmaOption;
+use super::{over_rdma::RdmaOption, using::Used};
 
 /// Longest message of RDS, bytes.
 const MESSAGE_BYTES_MAX: u32 = 1 << 20;
@@ -342,6 +341,18 @@ fn refuse_unsupported(args: &Args, block: &Block) -> Outcome {
     Ok(())
 }
 
+/// Refuses what a program of the host's node cannot do.
+fn refuse_of_host(block: &Block, used: &Used) -> Outcome {
+    if block.rdma_bytes > 0 && used.node().is_of_host() {
+        return Err(Failure::failed(format!(
+            "remote reads and writes (-D) need a node of this command, and {} has the address: \
+             give another one with -r, or run without -D",
+            used.name()
+        )));
+    }
+    Ok(())
+}
+
 fn run_active(args: &Args, local: Option<Ipv4Addr>, peer: Ipv4Addr, stop: &Stop) -> Outcome {
     let target = SocketAddrV4::new(peer, args.port as u16);
     if !args.report_summary {
@@ -485,7 +496,7 @@ fn accept(listener: &TcpListener, stop: &Stop) -> Outcome<(TcpStream, SocketAddr
 struct Run<'a> {
     args: &'a Args,
     block: Block,
-    node: Node,
+    used: Used,
     stream: TcpStream,
     active: bool,
     over: Arc<AtomicBool>,
@@ -508,13 +519,14 @@ enum End {
 impl<'a> Run<'a> {
     fn new(args: &'a Args, setup: Setup, stream: TcpStream, active: bool) -> Outcome<Self> {
         let block = setup.block.clone();
-        let node = args.rdma.start_node(IpAddr::V4(setup.local).into())?;
+        let used = Used::at(IpAddr::V4(setup.local).into(), &args.rdma)?;
+        refuse_of_host(&block, &used)?;
         let tasks = (0..block.tasks)
-            .map(|index| Task::new(&node, setup.clone(), index).map_err(Failure::Failed))
+            .map(|index| Task::new(&used, setup.clone(), index).map_err(Failure::Failed))
             .collect::<Outcome<Vec<_>>>()?;
         let tallies = tasks.iter().map(Task::tally).collect();
         let (over, foreign) = (Arc::default(), setup.foreign);
-        Ok(Self { args, block, node, stream, active, over, foreign, tasks, tallies })
+        Ok(Self { args, block, used, stream, active, over, foreign, tasks, tallies })
     }
 
     fn run(mut self, stop: &Stop) -> Outcome {
@@ -601,7 +613,7 @@ impl<'a> Run<'a> {
     fn measure(&self, stop: &Stop, end: Instant) -> End {
         let block = &self.block;
         let cpu = self.args.report_cpu || block.show_perfdata;
-        let first_counters = self.node.counters();
+        let first_counters = self.used.node().counters();
         if block.show_perfdata {
             say!("{}", perfdata_heading(&first_counters));
         } else if !block.summary_only {
@@ -630,7 +642,7 @@ impl<'a> Run<'a> {
             let over = self.active && block.run_time > 0 && second >= u64::from(block.run_time);
             let after = Totals::take(&self.tallies, cpu);
             let rates = Rates::between(block, &before, &after);
-            let counters_now = self.node.counters();
+            let counters_now = self.used.node().counters();
             if block.summary_only {
             } else if block.show_perfdata {
                 say!("{}", rates.perfdata(block, &counters_now, &counters));
@@ -656,7 +668,7 @@ impl<'a> Run<'a> {
     fn summary(&self, first: &Totals, last: &Totals, counters: &[(&'static str, u64)]) {
         let rates = Rates::between(&self.block, first, last);
         if self.block.show_perfdata {
-            say!("{}", rates.perfdata(&self.block, &self.node.counters(), counters));
+            say!("{}", rates.perfdata(&self.block, &self.used.node().counters(), counters));
         } else {
             if !self.block.summary_only {
                 say!("{RULE}");

@@ -11,9 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bowline::rds::{
-    Control, Error, Interest, Message, Node, RdmaStatus, SendControl, Socket, Transfer,
-};
+use bowline::rds::{Control, Error, Interest, Message, RdmaStatus, SendControl, Socket, Transfer};
 use bowline_base::Errno;
 
 use super::{
@@ -22,7 +20,7 @@ use super::{
     rdma::{Fault, Transfers},
     shared::Buffers,
 };
-use crate::cli::common::histogram::Histogram;
+use crate::cli::{common::histogram::Histogram, rds::using::Used};
 
 /// Largest number of messages received before the next sends.
 const BATCH: usize = 128;
@@ -142,11 +140,11 @@ impl Task {
     /// # Errors
     ///
     /// A line that says which step failed.
-    pub(crate) fn new(node: &Node, setup: Setup, index: u16) -> Result<Self, String> {
+    pub(crate) fn new(used: &Used, setup: Setup, index: u16) -> Result<Self, String> {
         let block = &setup.block;
         let port = |index: u16| block.port.wrapping_add(1).wrapping_add(index);
         let address = SocketAddrV4::new(setup.local, port(index));
-        let socket = node
+        let socket = used
             .bind(SocketAddr::V4(address))
             .map_err(|error| format!("bind {address}: {error}"))?;
         let bytes = block.req_bytes as usize + block.ack_bytes as usize;
@@ -158,6 +156,16 @@ impl Task {
             .and_then(|()| socket.set_cong_monitor(block.cong_monitor))
             .and_then(|()| socket.set_zerocopy(setup.zerocopy));
         prepared.map_err(|error| format!("socket {address}: {error}"))?;
+        // The host's node may give less.
+        let longest = block.req_bytes.max(block.ack_bytes) as usize;
+        let has = socket.send_buffer().map_err(|error| format!("socket {address}: {error}"))?;
+        if has < longest {
+            return Err(format!(
+                "messages of {longest} bytes are too long for {}, which gives its programs send \
+                 buffers of {has} bytes: start it with --send-buffer {longest}",
+                used.name()
+            ));
+        }
         let peers = (0..block.tasks)
             .map(|peer| Peer {
                 address: SocketAddrV4::new(setup.remote, port(peer)),
