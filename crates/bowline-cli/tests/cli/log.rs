@@ -88,7 +88,8 @@ fn a_stream_that_nobody_reads_ends_with_a_signal() {
         let receiver = start_into(writer, &folder, &words);
         receiver.until_told("0 messages");
         let file = folder.write("in", "text");
-        let words = ["send", "-s", "127.44.6.2:5000", "-d", "127.44.6.1:5000", "-f"];
+        // Nothing is written, so nothing is confirmed.
+        let words = ["send", "-W", "0", "-s", "127.44.6.2:5000", "-d", "127.44.6.1:5000", "-f"];
         run(&folder, &[&words[..], &[file.to_str().expect("a path")]].concat()).exits(0);
         // The receiver's node has the message when the sender is done; the program may not have
         // read it yet.

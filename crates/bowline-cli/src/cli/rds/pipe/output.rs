@@ -15,8 +15,9 @@ use std::{
 };
 
 use bowline::rds::Message;
+use bowline_node::signals::Stop;
 
-use super::{SLICE, Stop};
+use super::SLICE;
 
 /// Largest number of bytes in one write.
 const TOGETHER: usize = 64 << 10;
@@ -61,6 +62,11 @@ impl Output {
         self.messages.send(messages).map_err(|_| io::ErrorKind::BrokenPipe)?;
         self.writes = true;
         Ok(true)
+    }
+
+    /// Tells whether everything was written.
+    pub(super) fn is_idle(&self) -> bool {
+        !self.writes
     }
 
     /// Waits until everything is written, with a time limit once the command was asked to stop.
