@@ -19,6 +19,7 @@ mod namespaces;
 mod nbd;
 mod node_disks;
 mod nodes;
+mod of_host;
 mod over_rdma;
 mod own_node;
 mod programs;

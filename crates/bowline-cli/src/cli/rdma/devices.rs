@@ -8,7 +8,6 @@ use bowline_node::{
     rdma_device::{Holder, PORT, addresses, holder},
 };
 use bowline_rdmacore::{Listed, list};
-use bowline_roce::Congestion;
 use bowline_roce_driver::SoftConfig;
 use bowline_verbs::{Device, DeviceAttr};
 use serde_json::{Value, json};
@@ -163,7 +162,7 @@ fn look(address: IpAddr) -> Row {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => holder(address),
         _ => None,
     };
-    match soft(&[address.into()], None, None, false, Congestion::default()) {
+    match soft(&[address.into()]) {
         Ok(device) => {
             let attr = device.attr();
             let (mtu, guid) = (Some(attr.mtu.bytes()), Some(attr.guid));

@@ -6,15 +6,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bowline_node::{
-    Failure, Outcome,
+    Failure, Outcome, programs,
     rdma_device::{addresses, not_opened, soft_config},
     tentative,
     values::{Address, Family, address, joined, mtu, number32, route_to, some_time},
+    verbs,
 };
 use bowline_rdmacore::RdmaCoreDevice;
 use bowline_roce::Congestion;
-use bowline_roce_driver::{PollMode, SoftConfig, SoftDevice};
+use bowline_roce_driver::{Guest, Joined, PollMode, PortSpace, SoftConfig, SoftDevice};
 use bowline_verbs::{Device, Error, Mtu};
+
+use crate::cli::rds::run::verbs::Outlook;
 
 /// The device that needs no hardware.
 const SOFT: &str = "soft";
@@ -22,8 +25,9 @@ const SOFT: &str = "soft";
 /// Options for the local side, common to all commands that connect.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct Local {
-    /// RDMA device: soft is RoCE in this process; any other name is a device of rdma-core, such as
-    /// rxe0
+    /// RDMA device: soft is RoCE in this process, at the addresses of the node that runs as verbs
+    /// programs of `bowline run` have it, elsewhere alone; any other name is a device of rdma-core,
+    /// such as rxe0
     #[arg(long, value_name = "NAME", default_value = SOFT)]
     device: String,
     /// Local address, a link-local one with its interface, as fe80::1%eth0; without it, the one
@@ -54,10 +58,7 @@ pub(super) struct Local {
 
 impl Local {
     /// Opens the device that reaches a server; returns its address and the server's.
-    pub(super) fn towards(
-        &self,
-        server: &str,
-    ) -> Outcome<(Arc<dyn Device>, SocketAddr, SocketAddr)> {
+    pub(super) fn towards(&self, server: &str) -> Outcome<(Opened, SocketAddr, SocketAddr)> {
         let family = match self.given()?.map(|given| given.ip) {
             Some(IpAddr::V4(_)) => Family::V4,
             Some(IpAddr::V6(_)) => Family::V6,
@@ -74,7 +75,7 @@ impl Local {
     }
 
     /// Opens the device of a server; returns where it is to listen.
-    pub(super) fn serving(&self) -> Outcome<(Arc<dyn Device>, Vec<SocketAddr>)> {
+    pub(super) fn serving(&self) -> Outcome<(Opened, Vec<SocketAddr>)> {
         let mut addresses = match self.given()? {
             Some(address) => vec![address],
             None if self.device != SOFT => Vec::new(),
@@ -88,7 +89,7 @@ impl Local {
         }
         let device = self.open(&addresses)?;
         if addresses.is_empty() {
-            addresses = device.attr().addrs.into_iter().map(Address::from).collect();
+            addresses = device.device.attr().addrs.into_iter().map(Address::from).collect();
         }
         if addresses.is_empty() {
             let text = format!("{} has no address; give one with --address", self.device);
@@ -102,17 +103,23 @@ impl Local {
         self.mtu
     }
 
-    fn open(&self, addresses: &[Address]) -> Outcome<Arc<dyn Device>> {
+    fn open(&self, addresses: &[Address]) -> Outcome<Opened> {
         if self.device == SOFT {
-            let (mtu, capture) = (self.mtu, self.capture.clone());
-            let device = soft(addresses, mtu, capture, self.poll, self.congestion);
-            return Ok(device.map_err(|error| not_opened(addresses, error))?);
+            let config = |addresses| {
+                let (mtu, capture) = (self.mtu, self.capture.clone());
+                config(addresses, mtu, capture, self.poll, self.congestion)
+            };
+            if let Some(opened) = Opened::of_host(addresses, config(&[])) {
+                return opened;
+            }
+            let device = open_config(addresses, config(addresses));
+            return Ok(Opened::own(device.map_err(|error| not_opened(addresses, error))?));
         }
         if self.mtu.is_some() || self.capture.is_some() {
             return Err(Failure::Usage("--mtu and --capture need the soft device".to_owned()));
         }
         match RdmaCoreDevice::open(&self.device) {
-            Ok(device) => Ok(Arc::new(device)),
+            Ok(device) => Ok(Opened::own(Arc::new(device))),
             Err(error) => Err(Failure::Failed(error.to_string())),
         }
     }
@@ -122,33 +129,79 @@ impl Local {
     }
 }
 
-/// Listens on all of these places, and says so as the first line of the output.
-pub(super) fn listen(device: &dyn Device, places: &[SocketAddr], json: bool) -> Outcome {
-    for place in places {
-        device.listen(*place).map_err(|error| Failure::failed(format!("{place}: {error}")))?;
+/// A device that is open.
+pub(super) struct Opened {
+    pub(super) device: Arc<dyn Device>,
+    /// Among those of other processes, at the addresses of the host's node.
+    guest: Option<Guest>,
+}
+
+impl Opened {
+    fn own(device: Arc<dyn Device>) -> Self {
+        Self { device, guest: None }
     }
-    let names: Vec<String> = places.iter().map(ToString::to_string).collect();
-    if json {
-        say!("{}", serde_json::json!({ "listening": names }));
-    } else {
-        say!("listening on {}", names.join(", "));
+
+    /// Opens a device among those of the verbs programs of the host's node, if that shares all of
+    /// these addresses. Nothing is opened at the node to find out.
+    fn of_host(addresses: &[Address], config: SoftConfig) -> Option<Outcome<Self>> {
+        let node = programs::reachable(&programs::places()).ok()?.place;
+        let place = verbs::beside(&node);
+        if !bowline_ctl::is_socket(&place) {
+            return None;
+        }
+        let shared = Outlook::of(Some(&place)).ok()?;
+        let is_shared = |of: &Address| shared.gids.iter().any(|at| at.addr == of.ip);
+        let process = shared.node.map_or_else(String::new, |(pid, _)| format!(", process {pid},"));
+        addresses.iter().all(is_shared).then(|| {
+            let joined = Joined::at(&place).map_err(|error| {
+                Failure::failed(format!(
+                    "the node at {}{process} gives this command no RDMA: {error}",
+                    node.display()
+                ))
+            })?;
+            let (guest, device) = joined.open(config)?;
+            Ok(Self { device, guest: Some(guest) })
+        })
     }
-    Ok(())
+
+    /// Listens on all of these places, and says so as the first line of the output.
+    pub(super) fn listen(&self, places: &[SocketAddr], json: bool) -> Outcome {
+        for place in places {
+            let listens = self.guest.as_ref().map(|guest| guest.listen(PortSpace::Tcp, *place));
+            let listens = listens.unwrap_or(Ok(())).and_then(|()| self.device.listen(*place));
+            listens.map_err(|error| Failure::failed(format!("{place}: {error}")))?;
+        }
+        let names: Vec<String> = places.iter().map(ToString::to_string).collect();
+        if json {
+            say!("{}", serde_json::json!({ "listening": names }));
+        } else {
+            say!("listening on {}", names.join(", "));
+        }
+        Ok(())
+    }
 }
 
 /// Opens the soft provider on addresses of this machine.
-pub(super) fn soft(
+pub(super) fn soft(addresses: &[Address]) -> Result<Arc<SoftDevice>, Error> {
+    open_config(addresses, soft_config(addresses))
+}
+
+fn open_config(addresses: &[Address], config: SoftConfig) -> Result<Arc<SoftDevice>, Error> {
+    tentative::wait(addresses);
+    Ok(Arc::new(SoftDevice::open(config)?))
+}
+
+fn config(
     addresses: &[Address],
     mtu: Option<Mtu>,
     capture: Option<PathBuf>,
     poll: bool,
     congestion: Congestion,
-) -> Result<Arc<SoftDevice>, Error> {
+) -> SoftConfig {
     let poll = if poll { PollMode::Spin } else { PollMode::default() };
     let mut config = SoftConfig { mtu, capture, poll, ..soft_config(addresses) };
     config.core.congestion = congestion;
-    tentative::wait(addresses);
-    Ok(Arc::new(SoftDevice::open(config)?))
+    config
 }
 
 /// Parses a size of rping.

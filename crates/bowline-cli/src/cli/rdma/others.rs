@@ -21,7 +21,6 @@ use bowline_verbs::{Access, AddressVector, ConnParam, Device, Mtu, Qpn, SendOp};
 use super::Ended;
 use super::arrivals::Arrivals;
 use super::link::{Link, Memory, Path, QueuePairOptions};
-use super::local::listen;
 use super::serving::Side;
 
 /// Byte that fills the messages of `ibv_rc_pingpong`.
@@ -57,6 +56,7 @@ pub(crate) struct Args {
 
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Outcome {
+    args.side.check()?;
     let stop = Stop::install()?;
     match (args.program, &args.side.client) {
         (Program::Ucmatose, Some(server)) => ucmatose_client(args, server, &stop),
@@ -66,10 +66,11 @@ pub(crate) fn run(args: &Args) -> Outcome {
 }
 
 fn ucmatose_client(args: &Args, server: &str, stop: &Stop) -> Outcome {
-    let (device, local, remote) = args.side.local.towards(server)?;
-    let arrivals = Arrivals::new(&*device, stop);
+    let (opened, local, remote) = args.side.local.towards(server)?;
+    let device = &opened.device;
+    let arrivals = Arrivals::new(&**device, stop);
     let make = || {
-        let (link, memory) = prepare(args, &*device, stop, args.iters)?;
+        let (link, memory) = prepare(args, &**device, stop, args.iters)?;
         let param = param(&link);
         Ok((link, memory, param))
     };
@@ -89,11 +90,12 @@ fn ucmatose_client(args: &Args, server: &str, stop: &Stop) -> Outcome {
 }
 
 fn ucmatose_server(args: &Args, stop: &Stop) -> Outcome {
-    let (device, places) = args.side.local.serving()?;
-    let arrivals = Arrivals::new(&*device, stop);
-    listen(&*device, &places, false)?;
+    let (opened, places) = args.side.local.serving()?;
+    let device = &opened.device;
+    let arrivals = Arrivals::new(&**device, stop);
+    opened.listen(&places, false)?;
     let (id, request) = arrivals.request()?;
-    let (mut link, memory) = prepare(args, &*device, stop, args.iters)?;
+    let (mut link, memory) = prepare(args, &**device, stop, args.iters)?;
     link.bind(id);
     device.accept(id, &param(&link))?;
     arrivals.accepted(id, &request)?;
@@ -110,21 +112,21 @@ fn ucmatose_server(args: &Args, stop: &Stop) -> Outcome {
 fn pingpong(args: &Args, stop: &Stop) -> Outcome {
     let failed = |error: std::io::Error| Failure::failed(format!("the exchange over TCP: {error}"));
     let first = args.side.client.is_some();
-    let (device, mut stream) = match &args.side.client {
+    let (opened, mut stream) = match &args.side.client {
         Some(server) => {
-            let (device, _, remote) = args.side.local.towards(server)?;
-            (device, TcpStream::connect(remote).map_err(failed)?)
+            let (opened, _, remote) = args.side.local.towards(server)?;
+            (opened, TcpStream::connect(remote).map_err(failed)?)
         }
         None => {
-            let (device, places) = args.side.local.serving()?;
+            let (opened, places) = args.side.local.serving()?;
             let listener = TcpListener::bind(places.as_slice()).map_err(failed)?;
             say!("listening on {}", listener.local_addr().map_err(failed)?);
-            (device, listener.accept().map_err(failed)?.0)
+            (opened, listener.accept().map_err(failed)?.0)
         }
     };
     stream.set_read_timeout(Some(args.side.local.timeout)).map_err(failed)?;
     let local = stream.local_addr().map_err(failed)?.ip();
-    let (mut link, memory) = prepare(args, &*device, stop, RECEIVES)?;
+    let (mut link, memory) = prepare(args, &*opened.device, stop, RECEIVES)?;
     memory.buffer.write(0, &vec![FILLING; args.size as usize]);
     let mine = End { qpn: link.qpn(), psn: random_u64() as u32 & 0xff_ffff, gid: local };
     if first {

@@ -71,6 +71,7 @@ pub(crate) struct Args {
 
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Outcome {
+    args.side.check()?;
     let stop = Stop::install_with(args.serve_options.duty())?;
     if let Some(server) = &args.side.client {
         return measure(args, server, &stop);
@@ -232,10 +233,11 @@ fn answer(
 fn measure(args: &Args, server: &str, stop: &Stop) -> Outcome {
     let mut order = ordered(args);
     order.check().map_err(Failure::Usage)?;
-    let (device, local, remote) = args.side.local.towards(server)?;
-    let arrivals = Arrivals::new(&*device, stop);
+    let (opened, local, remote) = args.side.local.towards(server)?;
+    let device = &opened.device;
+    let arrivals = Arrivals::new(&**device, stop);
     let make = || {
-        let (link, memory) = prepare(args, &*device, stop, &order)?;
+        let (link, memory) = prepare(args, &**device, stop, &order)?;
         if matches!(order.op, Op::Send | Op::Write) {
             memory.buffer.write(0, &pattern(order.size));
         }
@@ -255,7 +257,7 @@ fn measure(args: &Args, server: &str, stop: &Stop) -> Outcome {
     };
     let mtu = device.query_qp(link.qpn()).ok().and_then(|(_, attr)| attr.path_mtu);
     let json = args.serve_options.json;
-    let found = Found { json, order: &order, mtu, device: &*device };
+    let found = Found { json, order: &order, mtu, device: &**device };
     let part = memory.part(0, order.size as usize);
     let measured = match order.mode {
         Mode::Bw => bandwidth(&mut link, &order, target, part).map(|(done, time)| {

@@ -72,6 +72,7 @@ struct Pings {
 
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Outcome {
+    args.side.check()?;
     let stop = Stop::install_with(args.serve_options.duty())?;
     match &args.side.client {
         Some(server) => run_client(args, server, &stop),
@@ -153,12 +154,13 @@ fn serve(
 }
 
 fn run_client(args: &Args, server: &str, stop: &Stop) -> Outcome {
-    let (device, local, remote) = args.side.local.towards(server)?;
-    let arrivals = Arrivals::new(&*device, stop);
+    let (opened, local, remote) = args.side.local.towards(server)?;
+    let device = &opened.device;
+    let arrivals = Arrivals::new(&**device, stop);
     let mut pings = Pings::default();
     let ended = (|| {
         let make = || {
-            let (mut link, inbox) = prepare(args, &*device, stop)?;
+            let (mut link, inbox) = prepare(args, &**device, stop)?;
             let size = args.size.unwrap_or(CLIENT_SIZE) as usize;
             let source = link.memory(size, Access::REMOTE_READ)?;
             let sink = link.memory(size, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;

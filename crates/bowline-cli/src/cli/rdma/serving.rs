@@ -5,19 +5,29 @@ use bowline_verbs::{CmId, ConnRequest, Device};
 
 use super::Ended;
 use super::arrivals::Arrivals;
-use super::local::{Local, listen};
+use super::local::Local;
 
 /// Which side of a connection a command is.
 #[derive(Debug, clap::Args)]
 pub(super) struct Side {
     /// Serve one client
-    #[arg(short, long, conflicts_with = "client", required_unless_present = "client")]
+    #[arg(short, long, conflicts_with = "client")]
     pub(super) server: bool,
     /// Connect to this server
     #[arg(short, long, value_name = "ADDRESS")]
     pub(super) client: Option<String>,
     #[command(flatten)]
     pub(super) local: Local,
+}
+
+impl Side {
+    /// Refuses a command that is neither side.
+    pub(super) fn check(&self) -> Outcome {
+        if self.server || self.client.is_some() {
+            return Ok(());
+        }
+        Err(Failure::usage("give one of --server and --client ADDRESS"))
+    }
 }
 
 /// Options of serving and printing.
@@ -48,15 +58,16 @@ pub(super) fn serve_each(
     stop: &Stop,
     mut one: impl FnMut(&dyn Device, &Arrivals<'_>, CmId, &ConnRequest) -> Result<(), Ended>,
 ) -> Outcome {
-    let (device, places) = local.serving()?;
-    let arrivals = Arrivals::new(&*device, stop);
-    listen(&*device, &places, json)?;
+    let (opened, places) = local.serving()?;
+    let device = &opened.device;
+    let arrivals = Arrivals::new(&**device, stop);
+    opened.listen(&places, json)?;
     loop {
         let (id, request) = match arrivals.request() {
             Err(Ended::Stopped) => return Ok(()),
             got => got?,
         };
-        let text = match one(&*device, &arrivals, id, &request) {
+        let text = match one(&**device, &arrivals, id, &request) {
             Ok(()) if persistent => continue,
             Ok(()) | Err(Ended::Stopped) => return Ok(()),
             Err(Ended::Left) => "the client left".to_owned(),
