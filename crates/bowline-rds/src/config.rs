@@ -249,8 +249,9 @@ impl Sysctl {
 
     /// Changes a setting.
     pub(crate) fn set(&mut self, name: &str, value: i64) -> Result<SysctlEffect, Error> {
+        let bad = Error::BadSetting(sysctl_range(name).ok_or(Error::NoSuchOption)?);
         let in_range = |min: u64, max: u64| {
-            u64::try_from(value).ok().filter(|v| (min..=max).contains(v)).ok_or(Error::BadValue)
+            u64::try_from(value).ok().filter(|v| (min..=max).contains(v)).ok_or(bad)
         };
         match short_name(name) {
             "reconnect_min_delay_ms" | "reconnect_delay_min_ms" => {
@@ -261,7 +262,7 @@ impl Sysctl {
             }
             "max_unacked_packets" => self.max_unacked_packets = value,
             "max_unacked_bytes" => self.max_unacked_bytes = value,
-            "ping_enable" => self.ping_enable = value != 0,
+            "ping_enable" => self.ping_enable = in_range(0, 1)? != 0,
             "rds_tcp_sndbuf" => {
                 self.rds_tcp_sndbuf = in_range(4608, 1 << 31)? as u32;
                 return Ok(SysctlEffect::DropLinks);
@@ -273,13 +274,31 @@ impl Sysctl {
             "max_send_wr" => self.ib_max_send_wr = in_range(1, IB_WR_MAX)? as u32,
             "max_recv_wr" => self.ib_max_recv_wr = in_range(1, IB_WR_MAX)? as u32,
             "max_unsignaled_wr" => self.ib_max_unsignaled_wr = in_range(1, 64)? as u32,
-            "flow_control" => {
-                self.ib_flow_control = i32::try_from(value).map_err(|_| Error::BadValue)?;
-            }
+            "flow_control" => self.ib_flow_control = i32::try_from(value).map_err(|_| bad)?,
             _ => return Err(Error::NoSuchOption),
         }
         Ok(SysctlEffect::None)
     }
+}
+
+/// Returns the values that a setting takes, in words; `None` if there is no such setting.
+pub fn sysctl_range(name: &str) -> Option<&'static str> {
+    Some(match short_name(name) {
+        "reconnect_min_delay_ms" | "reconnect_delay_min_ms" => {
+            "between 1 and net.rds.reconnect_max_delay_ms"
+        }
+        "reconnect_max_delay_ms" | "reconnect_delay_max_ms" => {
+            "between net.rds.reconnect_min_delay_ms and 86400000"
+        }
+        "max_unacked_packets" | "max_unacked_bytes" => "a whole number",
+        "ping_enable" => "0 or 1",
+        "rds_tcp_sndbuf" => "between 4608 and 2147483648",
+        "rds_tcp_rcvbuf" => "between 2304 and 2147483648",
+        "max_send_wr" | "max_recv_wr" => "between 1 and 16384",
+        "max_unsignaled_wr" => "between 1 and 64",
+        "flow_control" => "a number of 32 bits",
+        _ => return None,
+    })
 }
 
 /// Returns the name in [`SYSCTL_NAMES`] of a setting that is named with or without `net.rds.` and
@@ -296,6 +315,25 @@ fn short_name(name: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_setting_takes_its_range_and_the_error_has_it_in_words() {
+        let set = |name, value| Sysctl::default().set(name, value).map(|_| ());
+        for name in SYSCTL_NAMES {
+            let words = sysctl_range(name).expect("words").split(' ');
+            let ends: Vec<i64> = words.filter_map(|word| word.parse().ok()).collect();
+            let [first, last] = ends[..] else { continue };
+            assert_eq!([first, last].map(|value| set(name, value)), [Ok(()), Ok(())], "{name}");
+            for value in [first - 1, last + 1] {
+                let error = set(name, value).expect_err(name);
+                assert_eq!(error.errno(), bowline_base::Errno::EINVAL, "{name}");
+            }
+        }
+        let error = set("net.rds.ping_enable", 7).expect_err("neither");
+        assert_eq!(error.to_string(), "the value is not 0 or 1");
+        assert!(SYSCTL_NAMES.iter().all(|name| sysctl_range(name).is_some()));
+        assert_eq!(set("net.rds.no_such", 1), Err(Error::NoSuchOption));
+    }
 
     /// The figures of SECURITY.md.
     #[test]

@@ -50,6 +50,8 @@ pub enum Error {
     NoSuchOption,
     /// A value outside its range.
     BadValue,
+    /// A value of a setting outside its range, which this is in words.
+    BadSetting(&'static str),
     /// A value whose shape is wrong where the kernel reports a fault.
     Fault,
     /// The node has as many sockets as it may have.
@@ -154,7 +156,8 @@ impl Error {
             | Self::BadAddress
             | Self::ScopeMismatch
             | Self::BadControl
-            | Self::BadValue => Errno::EINVAL,
+            | Self::BadValue
+            | Self::BadSetting(_) => Errno::EINVAL,
             Self::TooManySockets => Errno::ENFILE,
             Self::DestinationRequired => Errno::EDESTADDRREQ,
             Self::MessageTooLong(_) => Errno::EMSGSIZE,
@@ -200,6 +203,7 @@ impl fmt::Display for Error {
             Self::NotSupported => "the transport does not support this",
             Self::NoSuchOption => "no such option on this transport",
             Self::BadValue => "the value is outside its range",
+            Self::BadSetting(range) => return write!(f, "the value is not {range}"),
             Self::Fault => "the value has the wrong size or shape",
             Self::TooManySockets => "the node has as many sockets as its limit allows",
             Self::TooManyRegions => "the node has as many regions of memory as its limit allows",

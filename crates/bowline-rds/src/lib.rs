@@ -82,7 +82,7 @@ pub use api::{
 pub use bowline_base::Instant;
 pub use config::{
     Config, Limits, MAX_MESSAGE_KERNEL, RECV_BUFFER_MIN, SEND_BUFFER_MIN, SYSCTL_NAMES, Sysctl,
-    sysctl_name,
+    sysctl_name, sysctl_range,
 };
 pub use error::{Error, LengthLimit, TooLong};
 pub use ids::{LinkId, RdmaLinkId, SocketId};

@@ -231,12 +231,16 @@ impl Client {
     /// Returns a setting and, with a value, changes it first.
     pub fn sysctl(&mut self, name: &str, value: Option<i64>) -> Outcome<i64> {
         let failure = |error: bowline_rds::Error| Failure::failed(format!("{name}: {error}"));
-        let known = bowline_rds::sysctl_name(name)
-            .ok_or_else(|| failure(bowline_rds::Error::NoSuchOption))?;
+        let known = bowline_rds::sysctl_name(name).ok_or_else(|| {
+            Failure::failed(format!("{name}: no such setting; `bowline sysctl` lists all"))
+        })?;
         let file = format!("sysctl/{known}");
         if let Some(value) = value {
             match self.ask(Op::Write(&value.to_string()), &file)? {
-                Err(Errno::EINVAL) => return Err(failure(bowline_rds::Error::BadValue)),
+                Err(Errno::EINVAL) => {
+                    let range = bowline_rds::sysctl_range(known).unwrap_or_default();
+                    return Err(failure(bowline_rds::Error::BadSetting(range)));
+                }
                 answer => answer.map_err(|errno| self.refused(&file, errno))?,
             };
         }
