@@ -7,6 +7,8 @@
 //!
 //! The thread that asks is apart, so that keys and signals are heeded while nobody answers.
 
+mod choice;
+mod fit;
 mod screen;
 
 use std::{
@@ -20,6 +22,10 @@ use std::{
 use bowline_node::{Failure, Outcome, log, signals::Stop, values::interval};
 
 use self::screen::Screen;
+pub(crate) use self::{
+    choice::Choice,
+    fit::{Column, fitted},
+};
 
 /// Shortest time between two looks.
 const DELAY_MIN: Duration = Duration::from_millis(100);
@@ -66,8 +72,12 @@ pub(crate) trait View {
     /// Returns the view as a line of JSON.
     fn json(&self) -> Outcome<String>;
 
-    /// Returns the view as lines; with a size, as many and as long as fit.
-    fn text(&self, size: Option<Size>) -> String;
+    /// Orders in which a terminal shows rows, the first of which it begins with; none: one only.
+    const ORDERS: &'static [&'static str];
+
+    /// Returns the view as lines; with a size, as many and as long as fit, in the order and with
+    /// the filter that were chosen.
+    fn text(&self, size: Option<Size>, choice: &Choice) -> String;
 }
 
 /// Returns the first lines of a table, and how many more there are.
@@ -151,7 +161,8 @@ fn watch<V: View>(
     stop: &Stop,
     mut screen: Option<&mut Screen>,
 ) -> Outcome {
-    let mut before = None;
+    let mut last: Option<V> = None;
+    let mut choice = Choice::new(V::ORDERS);
     let mut shown = 0;
     let mut due = Instant::now();
     let mut is_asked = false;
@@ -168,26 +179,52 @@ fn watch<V: View>(
         // Without keys the answers stand in their place: the second look at them changes nothing.
         let ready = stop.wait_for_any([answers, keys.unwrap_or(answers)], time);
         let [answered, pressed] = ready.map_err(|error| cannot(&error))?;
-        let has_key = pressed && keys.is_some();
-        if stop.asked() || (has_key && screen.as_mut().is_some_and(|screen| screen.is_to_quit())) {
+        if stop.asked() {
             return Ok(());
+        }
+        if pressed
+            && keys.is_some()
+            && let Some(screen) = screen.as_mut()
+        {
+            let keys = screen.pressed();
+            if keys.is_none_or(|keys| keys.iter().any(|key| choice.is_to_quit(*key))) {
+                return Ok(());
+            }
+            if let Some(view) = &last {
+                screen.show(|size| on_screen(view, size, &choice));
+            }
         }
         if !answered {
             continue;
         }
+        let before = last.take().map(V::into_sample);
         let view = V::new(before.as_ref(), asker.take()?);
         is_asked = false;
         match screen.as_mut() {
-            Some(screen) => screen.show(|size| view.text(Some(size))),
+            Some(screen) => screen.show(|size| on_screen(&view, size, &choice)),
             None if options.json => say!("{}", view.json()?),
-            None => log::text(&view.text(None)),
+            None => log::text(&view.text(None, &choice)),
         }
-        before = Some(view.into_sample());
+        last = Some(view);
         shown += 1;
         if options.count.is_some_and(|count| shown >= count) {
             return Ok(());
         }
     }
+}
+
+/// The text of a view, above a line that says what the keys do; or the help.
+fn on_screen<V: View>(view: &V, size: Size, choice: &Choice) -> String {
+    if choice.shows_help() {
+        return choice.help(size);
+    }
+    let rows = size.rows.saturating_sub(1);
+    let text = view.text(Some(Size { rows, ..size }), choice);
+    let mut lines: Vec<&str> = text.lines().collect();
+    lines.resize(rows, "");
+    let state: String = choice.state().chars().take(size.columns).collect();
+    lines.push(&state);
+    lines.join("\n") + "\n"
 }
 
 /// The thread that asks.

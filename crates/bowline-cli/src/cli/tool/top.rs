@@ -13,7 +13,7 @@ use super::{
     format::Cell,
     inventory::Inventory,
 };
-use crate::cli::common::watch::{Rate, Size, View, number, size_text, tables};
+use crate::cli::common::watch::{Choice, Rate, Size, View, number, size_text, tables};
 
 const SECTOR: u64 = 512;
 
@@ -246,9 +246,18 @@ impl View for TopView {
             .map_err(|error| Failure::failed(format!("cannot write JSON: {error}")))
     }
 
-    fn text(&self, size: Option<Size>) -> String {
+    const ORDERS: &'static [&'static str] = &[];
+
+    fn text(&self, size: Option<Size>, choice: &Choice) -> String {
         let Shown { disks, paths, .. } = &self.shown;
-        tables(self.shown.head(), disk_lines(disks), path_lines(paths), size)
+        // All but the heading.
+        let chosen = |mut lines: Vec<String>| {
+            let rows = lines.split_off(1.min(lines.len()));
+            lines.extend(rows.into_iter().filter(|line| line.is_empty() || choice.shows(line)));
+            lines
+        };
+        let (disks, paths) = (chosen(disk_lines(disks)), chosen(path_lines(paths)));
+        tables(self.shown.head(), disks, paths, size)
     }
 }
 
@@ -435,7 +444,7 @@ mod tests {
         assert_eq!((shown.reads, shown.writes), (Some(50.0), Some(0.0)));
         assert_eq!((shown.read_p50_ns, shown.read_p99_ns), (Some(2048), Some(5_000_000)));
         assert_eq!(shown.write_p99_ns, None);
-        let text = view.text(None);
+        let text = view.text(None, &Choice::new(&[]));
         assert!(text.contains(" 2 us ") && text.contains(" 5.0 ms "), "{text}");
     }
 
@@ -445,7 +454,7 @@ mod tests {
         disks[7].storage = "failing".to_owned();
         let view = TopView::new(None, sample(Instant::now(), disks));
         assert_eq!(view.shown.disks[0].name, "rnbd7");
-        let text = view.text(Some(Size { rows: 20, columns: 60 }));
+        let text = view.text(Some(Size { rows: 20, columns: 60 }), &Choice::new(&[]));
         assert!(text.lines().count() <= 20, "{text}");
         assert!(text.lines().all(|line| line.chars().count() <= 60), "{text}");
         assert!(text.contains(" more\n") && text.contains("FAILOVER") | text.contains("SESSION"));

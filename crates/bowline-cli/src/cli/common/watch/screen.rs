@@ -22,10 +22,6 @@ const HOME: &str = "\x1b[H";
 const CLEAR_LINE: &str = "\x1b[K";
 const CLEAR_BELOW: &str = "\x1b[J";
 
-/// What Ctrl-C and Ctrl-D send while they are keys like others.
-const CTRL_C: u8 = 3;
-const CTRL_D: u8 = 4;
-
 /// The terminal, until it is dropped.
 pub(super) struct Screen {
     /// Settings of the keyboard before; `None` when standard input is no terminal.
@@ -58,16 +54,15 @@ impl Screen {
         self.before.is_some().then(rustix::stdio::stdin)
     }
 
-    /// Takes the keys that were pressed; returns whether one of them means the end, as the end of
-    /// the input does.
-    pub(super) fn is_to_quit(&mut self) -> bool {
+    /// Takes the keys that were pressed; `None` at the end of the input.
+    pub(super) fn pressed(&mut self) -> Option<Vec<u8>> {
         let mut keys = [0; 64];
         match rustix::io::read(rustix::stdio::stdin(), &mut keys) {
-            Ok(0) => true,
-            Ok(len) => keys[..len].iter().any(|key| matches!(*key, b'q' | b'Q' | CTRL_C | CTRL_D)),
-            Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => false,
+            Ok(0) => None,
+            Ok(len) => Some(keys[..len].to_vec()),
+            Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => Some(Vec::new()),
             // The terminal is gone.
-            Err(_) => true,
+            Err(_) => None,
         }
     }
 

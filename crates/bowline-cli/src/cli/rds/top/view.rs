@@ -16,7 +16,9 @@ use bowline_node::{
 };
 use serde::Serialize;
 
-use crate::cli::common::watch::{Rate, Size, View, number, size_text, tables};
+use crate::cli::common::watch::{
+    Choice, Column, Rate, Size, View, fitted, number, size_text, tables,
+};
 
 /// State of a path in service, and what stands in the place of it.
 const UP: &str = "up";
@@ -110,9 +112,15 @@ impl View for NodeView {
             .map_err(|error| Failure::failed(format!("cannot write JSON: {error}")))
     }
 
-    fn text(&self, size: Option<Size>) -> String {
-        let (connections, sockets) = (self.shown.connection_lines(), self.shown.socket_lines());
-        tables(self.shown.head(), connections, sockets, size)
+    const ORDERS: &'static [&'static str] =
+        &["state", "queued", "sent", "received", "lost", "remote"];
+
+    fn text(&self, size: Option<Size>, choice: &Choice) -> String {
+        let connections = match size {
+            Some(size) => self.shown.connection_table(size.columns, choice),
+            None => self.shown.connection_lines(),
+        };
+        tables(self.shown.head(), connections, self.shown.socket_lines(choice), size)
     }
 }
 
@@ -189,7 +197,7 @@ impl Shown {
                 "{:>15} {:>15} {:4} {:>5} {:10} {:>9} {:>9} {:>10} {:>10} {:>10} {:>6} {:>6} {:>5}",
                 row.local_addr.to_string(),
                 row.remote_addr.to_string(),
-                if row.transport == INFINIBAND { "rdma" } else { &row.transport },
+                row.over(),
                 format!("{}/{}", row.paths_up, row.paths),
                 row.state_text(),
                 number(row.sent_messages),
@@ -201,9 +209,7 @@ impl Shown {
                 row.retrans_messages,
                 row.resets,
             );
-            let last = row.last_end.as_ref();
-            let last = last.map(|end| format!("{} ago: {}", time_text(end.ago_ms), end.reason));
-            match last {
+            match row.last_text() {
                 Some(last) if row.state == UP => {
                     let _ = write!(line, " {last}");
                     lines.push(line);
@@ -217,12 +223,66 @@ impl Shown {
         lines
     }
 
-    fn socket_lines(&self) -> Vec<String> {
+    /// The same for a terminal: what has no room is left out, least of all the reason of a loss.
+    fn connection_table(&self, room: usize, choice: &Choice) -> Vec<String> {
+        let mut rows: Vec<&Connection> =
+            self.connections.iter().filter(|row| choice.shows(&row.words())).collect();
+        let amount = |value: Option<f64>| Reverse(value.unwrap_or_default() as u64);
+        match choice.order() {
+            "queued" => rows.sort_by_key(|row| Reverse(row.queued_bytes)),
+            "sent" => rows.sort_by_key(|row| amount(row.sent_bytes)),
+            "received" => rows.sort_by_key(|row| amount(row.received_bytes)),
+            "lost" => rows.sort_by_key(|row| Reverse(row.resets)),
+            "remote" => rows.sort_by_key(|row| row.remote_addr),
+            _ => {}
+        }
+        if choice.is_reversed() {
+            rows.reverse();
+        }
+        let column = |title, width, is_left, cell: &dyn Fn(&Connection) -> String| {
+            let cells = rows.iter().map(|row| cell(row)).collect();
+            Column { title, width, is_left, cells }
+        };
+        let columns = [
+            column("LOCAL", 15, false, &|row| row.local_addr.to_string()),
+            column("REMOTE", 15, false, &|row| row.remote_addr.to_string()),
+            column("OVER", 4, true, &|row| row.over().to_owned()),
+            column("PATHS", 5, false, &|row| format!("{}/{}", row.paths_up, row.paths)),
+            column("STATE", 10, true, &|row| row.state_text().to_owned()),
+            column("TX/s", 7, false, &|row| number(row.sent_messages)),
+            column("RX/s", 7, false, &|row| number(row.received_messages)),
+            column("TXB/s", 6, false, &|row| short(&size_text(row.sent_bytes))),
+            column("RXB/s", 6, false, &|row| short(&size_text(row.received_bytes))),
+            column("QUEUED", 6, false, &|row| short(&log::bytes(row.queued_bytes))),
+            column("WAIT", 5, false, &|row| row.send_messages.to_string()),
+            column("UNACK", 5, false, &|row| row.retrans_messages.to_string()),
+            column("LOST", 4, false, &|row| row.resets.to_string()),
+            column("LAST", 30, true, &|row| row.last_text().unwrap_or_default()),
+        ];
+        let ranks = [
+            "REMOTE", "STATE", "PATHS", "QUEUED", "LOST", "TXB/s", "RXB/s", "TX/s", "RX/s",
+            "LOCAL", "OVER", "WAIT", "UNACK", "LAST",
+        ];
+        let table = fitted(&columns, &ranks, room);
+        let has_last = table.first().is_some_and(|heading| heading.ends_with("LAST"));
+        let mut table = table.into_iter();
+        let mut lines: Vec<String> = table.next().into_iter().collect();
+        for (line, row) in table.zip(&rows) {
+            lines.push(line);
+            lines.extend(
+                row.last_text().filter(|_| !has_last).map(|last| format!("{:16}{last}", "")),
+            );
+        }
+        lines.push(String::new());
+        lines
+    }
+
+    fn socket_lines(&self, choice: &Choice) -> Vec<String> {
         let mut lines = vec![format!(
             "{:>21} {:9} {:>10} {:>10} {:>8} {:>7} {}",
             "SOCKET", "STATE", "SENDQ", "RECVQ", "MESSAGES", "PID", "COMMAND"
         )];
-        lines.extend(self.sockets.iter().map(|Socket { row, command }| {
+        let rows = self.sockets.iter().map(|Socket { row, command }| {
             let place = row.bound_addr.map(|addr| SocketAddr::new(addr, row.bound_port));
             format!(
                 "{:>21} {:9} {:>10} {:>10} {:>8} {:>7} {}",
@@ -234,7 +294,8 @@ impl Shown {
                 row.owner_pid.map_or_else(|| "-".to_owned(), |pid| pid.to_string()),
                 command.as_deref().unwrap_or("-"),
             )
-        }));
+        });
+        lines.extend(rows.filter(|line| choice.shows(line)));
         lines
     }
 }
@@ -328,6 +389,28 @@ fn connections(then: Option<&Snapshot>, now: &Snapshot, rate: Rate) -> Vec<Conne
 }
 
 impl Connection {
+    fn over(&self) -> &str {
+        if self.transport == INFINIBAND { "rdma" } else { &self.transport }
+    }
+
+    /// When and why a path last ended, or was not made.
+    fn last_text(&self) -> Option<String> {
+        let end = self.last_end.as_ref()?;
+        Some(format!("{} ago: {}", time_text(end.ago_ms), end.reason))
+    }
+
+    /// What a filter looks at.
+    fn words(&self) -> String {
+        format!(
+            "{} {} {} {} {}",
+            self.local_addr,
+            self.remote_addr,
+            self.over(),
+            self.state_text(),
+            self.last_text().unwrap_or_default()
+        )
+    }
+
     fn state_text(&self) -> &str {
         if self.state == UP && self.congested { CONGESTED } else { &self.state }
     }
@@ -341,6 +424,11 @@ fn command_of(pid: u32) -> Option<String> {
     let text: String =
         words.map(|c| if c.is_control() { ' ' } else { c }).take(COMMAND_MAX).collect();
     (!text.is_empty()).then_some(text)
+}
+
+/// Returns a size without what can be left out of its unit: 1.5M for 1.5 MiB.
+fn short(size: &str) -> String {
+    size.trim_end_matches('B').trim_end_matches('i').replace(' ', "")
 }
 
 /// Returns a time in its two largest units.
@@ -456,14 +544,55 @@ mod tests {
     #[test]
     fn a_view_fits_into_its_terminal() {
         let view = NodeView::new(None, sample(Instant::now(), 1, 50));
+        let choice = Choice::new(NodeView::ORDERS);
         for rows in [1, 2, 5, 10, 24, 200] {
-            let text = view.text(Some(Size { rows, columns: 40 }));
+            let text = view.text(Some(Size { rows, columns: 40 }), &choice);
             assert!(text.lines().count() <= rows, "{rows} rows: {text}");
             assert!(text.lines().all(|line| line.chars().count() <= 40), "{text}");
         }
-        let text = view.text(Some(Size { rows: 24, columns: 80 }));
+        let text = view.text(Some(Size { rows: 24, columns: 80 }), &choice);
         assert!(text.contains("  and ") && text.contains("SOCKET"), "{text}");
-        assert!(!view.text(None).contains(" more\n"));
+        assert!(!view.text(None, &choice).contains(" more\n"));
+    }
+
+    #[test]
+    fn a_usual_terminal_has_what_top_is_for() {
+        let view = NodeView::new(None, sample(Instant::now(), 1, 2));
+        let choice = Choice::new(NodeView::ORDERS);
+        for (columns, more) in [(80, &[][..]), (100, &["LOCAL"]), (200, &["WAIT", "UNACK"])] {
+            let text = view.text(Some(Size { rows: 24, columns }), &choice);
+            let usual =
+                ["REMOTE", "STATE", "PATHS", "TX/s", "RX/s", "TXB/s", "RXB/s", "QUEUED", "LOST"];
+            for title in usual.iter().chain(more) {
+                assert!(text.contains(title), "{columns}: no {title}: {text}");
+            }
+            // Whole, with the time: nothing is cut off.
+            assert_eq!(text.matches("1 min 1 s ago: refused\n").count(), 2, "{columns}: {text}");
+        }
+    }
+
+    #[test]
+    fn rows_are_shown_in_the_order_and_with_the_filter_that_were_chosen() {
+        let mut one = sample(Instant::now(), 1, 3);
+        one.snapshot.paths.iter_mut().filter(|p| p.remote_addr == remote(4)).for_each(|path| {
+            path.queued_bytes = 1 << 20;
+        });
+        let view = NodeView::new(None, one);
+        let mut choice = Choice::new(NodeView::ORDERS);
+        let rows = |choice: &Choice| {
+            let text = view.text(Some(Size { rows: 40, columns: 80 }), choice);
+            let last = |line: &str| {
+                line.split_whitespace().next()?.strip_prefix("10.0.0.")?.parse::<u8>().ok()
+            };
+            text.lines().skip(3).filter_map(last).collect::<Vec<_>>()
+        };
+        assert_eq!(rows(&choice), [3, 2, 4], "what is not up comes first");
+        choice.press("s");
+        assert_eq!(rows(&choice)[0], 4, "the most is queued for it");
+        choice.press("r");
+        assert_eq!(rows(&choice)[2], 4);
+        choice.press("/10.0.0.3\n");
+        assert_eq!(rows(&choice), [3]);
     }
 
     #[test]
