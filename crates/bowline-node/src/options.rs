@@ -274,13 +274,19 @@ pub fn main() -> ExitCode {
     code
 }
 
-/// Returns what clap has to say of a mistake before it shows how a command is used, in one line.
+/// Returns what clap has to say of a mistake before it shows how a command is used, in one line:
+/// with what may be meant instead.
 pub fn mistake(error: &clap::Error) -> String {
     let text = error.render().to_string();
     let first: Vec<&str> =
         text.lines().take_while(|line| !line.trim().is_empty()).map(str::trim).collect();
-    let text = first.join(" ");
-    text.strip_prefix("error: ").unwrap_or(&text).to_owned()
+    let mut whole = first.join(" ");
+    // Others say how to pass the word on as a value.
+    let is_hint = |line: &&str| line.starts_with("tip: ") && line.contains("similar");
+    if let Some(hint) = text.lines().map(str::trim).find(is_hint) {
+        whole = format!("{whole}; {}", hint.trim_start_matches("tip: "));
+    }
+    whole.strip_prefix("error: ").unwrap_or(&whole).to_owned()
 }
 
 #[cfg(test)]

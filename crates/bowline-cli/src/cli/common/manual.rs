@@ -127,11 +127,17 @@ fn gather(command: &clap::Command, prefix: &str, pages: &mut Vec<clap::Command>)
     }
 }
 
+/// The command line without the words that help hides, which the generator of scripts does not.
+fn shown(definition: &clap::Command) -> clap::Command {
+    let words = definition.get_subcommands().filter(|word| !word.is_hide_set()).cloned();
+    clap::Command::new("bowline").version(env!("CARGO_PKG_VERSION")).subcommands(words)
+}
+
 /// Prints the completion script.
 pub(crate) fn run_completions(args: &CompletionArgs, definition: clap::Command) -> Outcome {
     let mut script = Vec::new();
     let is_daemon = args.of == "bowline-node";
-    let mut program = if is_daemon { options::definition() } else { definition };
+    let mut program = if is_daemon { options::definition() } else { shown(&definition) };
     clap_complete::generate(args.shell, &mut program, &args.of, &mut script);
     log::text(&String::from_utf8_lossy(&script));
     if args.shell == Shell::Bash && !is_daemon {
@@ -156,6 +162,24 @@ mod tests {
 
     fn name(page: &clap::Command) -> String {
         page.get_display_name().unwrap_or_else(|| page.get_name()).to_owned()
+    }
+
+    #[test]
+    fn completions_offer_no_hidden_words() {
+        let shown = shown(&definition());
+        let words: Vec<&str> = shown.get_subcommands().map(clap::Command::get_name).collect();
+        assert!(words.contains(&"ping") && words.contains(&"rnbd"), "{words:?}");
+        assert!(!words.contains(&"quickstart-peer") && !words.contains(&"man"), "{words:?}");
+        for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut shown.clone(), "bowline", &mut script);
+            let script = String::from_utf8(script).unwrap();
+            for hidden in definition().get_subcommands().filter(|word| word.is_hide_set()) {
+                let name = hidden.get_name();
+                let offered = script.split(|c: char| !c.is_alphanumeric() && c != '-');
+                assert!(!offered.into_iter().any(|word| word == name), "{shell}: {name}");
+            }
+        }
     }
 
     #[test]
