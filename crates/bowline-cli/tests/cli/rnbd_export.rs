@@ -67,6 +67,13 @@ fn exports_are_listed_whether_anybody_has_them_open_or_not() {
     let wanted = "export disk0 bytes=1048576 open by nobody\n\
         export disk1 bytes=2097152 open by s1 (ro)\n";
     assert_eq!(exports().exits(0).out, wanted);
+    let done = run(&folder, &["rnbd", "exports", "--json", "-v"]).exits(0);
+    let all: serde_json::Value = serde_json::from_str(&done.out).expect("JSON");
+    assert_eq!(all[0]["name"], "disk0");
+    assert_eq!(all[1]["bytes"], 2 << 20);
+    let open = serde_json::json!([{ "session": "s1", "access_mode": "ro" }]);
+    assert_eq!(all[1]["open_by"], open);
+    assert_eq!(done.err.matches("reading ").count(), 2, "{done:?}");
     // tests [NB-65]
     let list = run(&folder, &["rnbd", "server", "list", "csv", "noheaders"]).exits(0).out;
     assert_eq!(list, "\"s1\",\"disk1\",\"disk1\",\"ro\"\n,\"disk0\",\"disk0\",\n");
@@ -77,6 +84,24 @@ fn exports_are_listed_whether_anybody_has_them_open_or_not() {
         .complains(&["no session has disk0 open"]);
     end(client);
     end(server);
+}
+
+#[test]
+fn what_runs_without_disks_is_said_to_have_none() {
+    let folder = Folder::new();
+    let words = ["node", "--address", "127.46.14.1", "--no-sandbox", "--no-programs"];
+    let mut node = start(&folder, &words);
+    node.expect("ready");
+    for (words, said) in [
+        (&["rnbd", "list"][..], "no disks are mapped or exported at"),
+        (&["rnbd", "exports"], "nothing is exported at"),
+        (&["rtrs", "list"], "no sessions at"),
+    ] {
+        let done = run(&folder, words).exits(0);
+        assert_eq!(done.out, "", "{done:?}");
+        done.complains(&[said, "node-127.46.14.1-"]);
+    }
+    assert_eq!(run(&folder, &["rnbd", "exports", "--json"]).exits(0).out, "[]\n");
 }
 
 #[test]

@@ -327,3 +327,19 @@ fn addresses_are_no_names_of_sessions() {
     end(client);
     end(server);
 }
+
+#[test]
+fn a_disk_that_is_mapped_and_a_value_that_is_none_are_told_in_words() {
+    let folder = Folder::new();
+    let _server = export(&folder, 40, &[]);
+    let _client = mapped(&folder, 40, &[]);
+    rnbd(&folder, "map disk0 from s1")
+        .exits(256 - 17)
+        .complains(&["disk0 of session s1 is mapped already as rnbd0", "`rnbd list`"]);
+    let set = |file: &str, value: &str| run(&folder, &["rtrs", "set", file, value]).exits(234);
+    let attempts = "class/rtrs-client/s1/max_reconnect_attempts";
+    set(attempts, "nine").complains(&["\"nine\" is not between -1", "and 9999"]);
+    set(attempts, "10000").complains(&["\"10000\" is not between -1"]);
+    let usage = "\"gone\" is not as in: echo <normal|force> > unmap_device";
+    set("block/rnbd0/rnbd/unmap_device", "gone").complains(&[usage]);
+}

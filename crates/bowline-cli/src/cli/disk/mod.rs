@@ -100,13 +100,23 @@ impl Options {
     }
 }
 
+/// Print the exports of the servers of this machine: size, and the sessions that have them open.
+#[derive(Debug, clap::Args)]
+struct ExportsArgs {
+    /// Print a JSON array
+    #[arg(long)]
+    json: bool,
+    /// Print which sockets are read
+    #[arg(short, long)]
+    verbose: bool,
+}
+
 #[derive(Debug, clap::Subcommand)]
 enum Word {
     Export(export::Args),
     Map(map::Args),
     Verify(verify::Args),
-    /// Print the exports of the servers of this machine: size, and the sessions that have them open
-    Exports,
+    Exports(ExportsArgs),
     Top(top::Args),
     #[command(external_subcommand)]
     Others(Vec<String>),
@@ -117,7 +127,7 @@ pub(crate) fn run(args: Args, definition: fn() -> clap::Command) -> Outcome {
     let Args { control, manner, complete, word } = args;
     let words = match word {
         None => Vec::new(),
-        Some(Word::Verify(_) | Word::Exports | Word::Top(_)) if complete => Vec::new(),
+        Some(Word::Verify(_) | Word::Exports(_) | Word::Top(_)) if complete => Vec::new(),
         Some(Word::Export(args)) => match args.words() {
             Some(words) => words,
             None if complete => vec!["export".to_owned()],
@@ -133,10 +143,11 @@ pub(crate) fn run(args: Args, definition: fn() -> clap::Command) -> Outcome {
             }
             return verify::run(&args);
         }
-        Some(Word::Exports) => {
+        Some(Word::Exports(args)) => {
             let place = control.as_deref().map_or(Place::Here, Place::Socket);
-            manner.refuse_any("exports")?;
-            return tool::exports(place);
+            let verbose = args.verbose || manner.verbose;
+            Options { verbose: false, ..manner }.refuse_any("exports")?;
+            return tool::exports(place, args.json, verbose);
         }
         Some(Word::Top(args)) => {
             manner.refuse_any("top")?;

@@ -3,26 +3,69 @@
 
 use bowline_ctl::Json;
 use bowline_node::log::shown;
+use serde_json::{Value, json};
 
 use super::{Place, Refusal, columns::Mode, inventory::Inventory};
 
-/// Prints a line for each export: size, whether it is read-only, who has it open.
-pub(super) fn run(place: Place<'_>) -> Result<(), Refusal> {
+/// Bytes of the unit of sizes in the tree.
+const SECTOR: u64 = 512;
+
+/// Prints a line for each export: size, whether it is read-only, who has it open; or an array of
+/// JSON. With `verbose` it says where it looks.
+pub(super) fn run(place: Place<'_>, json: bool, verbose: bool) -> Result<(), Refusal> {
     let inventory = Inventory::collect(place)?;
     if let Some(nothing) = inventory.nothing() {
         return Err(Refusal::missing(nothing));
     }
+    if verbose {
+        inventory.places().for_each(|place| note!("reading {}", place.display()));
+    }
+    let mut all = Vec::new();
     for source in inventory.of(Mode::Server) {
         for (name, export) in inventory.exports(source) {
             let at = format!("/class/rnbd-server/ctl/devices/{name}/sessions");
-            say!("{}", line(name, export, inventory.part(source, &at)));
+            let sessions = inventory.part(source, &at);
+            if json {
+                all.push(object(name, export, sessions));
+            } else {
+                say!("{}", line(name, export, sessions));
+                all.push(Value::Null);
+            }
         }
+    }
+    if json {
+        say!("{}", Value::Array(all));
+    } else if all.is_empty() {
+        let places = inventory.places().map(|place| place.display().to_string());
+        note!("nothing is exported at {}", places.collect::<Vec<_>>().join(", "));
     }
     Ok(())
 }
 
+/// What is known of an export.
+fn object(name: &str, export: &Json, sessions: Option<&Json>) -> Value {
+    let number = |name| export.member(name).and_then(Json::as_u64).unwrap_or(0);
+    let sessions = sessions.map_or(&[][..], Json::members).iter();
+    let opens: Vec<Value> = sessions
+        .map(|(session, open)| {
+            let access = open.member("access_mode").and_then(Json::as_str);
+            json!({ "session": session, "access_mode": access })
+        })
+        .collect();
+    let health = export.member("bowline");
+    let failed = health.and_then(|health| health.member("failed_requests")).and_then(Json::as_u64);
+    let last = health.and_then(|health| health.member("last_failure")).and_then(Json::as_str);
+    json!({
+        "name": name.replace('!', "/"),
+        "bytes": number("size") * SECTOR,
+        "read_only": number("ro") != 0,
+        "open_by": opens,
+        "failed_requests": failed,
+        "last_failure": last.map(str::trim).filter(|last| !last.is_empty()),
+    })
+}
+
 fn line(name: &str, export: &Json, sessions: Option<&Json>) -> String {
-    const SECTOR: u64 = 512;
     let number = |name| export.member(name).and_then(Json::as_u64).unwrap_or(0);
     let (bytes, mode) = (number("size") * SECTOR, if number("ro") == 0 { "" } else { " ro" });
     let sessions = sessions.map_or(&[][..], Json::members).iter();

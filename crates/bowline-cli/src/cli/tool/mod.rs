@@ -97,8 +97,8 @@ pub(super) struct RunOptions<'a> {
 }
 
 /// Prints the exports of servers, also those that nobody has open.
-pub(super) fn exports(place: Place<'_>) -> Outcome {
-    Ok(exports::run(place)?)
+pub(super) fn exports(place: Place<'_>, json: bool, verbose: bool) -> Outcome {
+    Ok(exports::run(place, json, verbose)?)
 }
 
 /// Carries out a command.

@@ -135,7 +135,12 @@ impl Run<'_> {
         let modes = self.modes();
         let groups =
             modes.into_iter().map(|m| self.group(m, target, self.inventory.shown_rows(m, target)));
-        self.print(&groups.collect::<Vec<_>>());
+        let groups: Vec<Group> = groups.collect();
+        self.print(&groups);
+        if self.request.options.format == Format::Term && groups.iter().all(|g| g.items.is_empty())
+        {
+            note!("{}", nothing(target, self.inventory));
+        }
         Ok(())
     }
 
@@ -314,9 +319,26 @@ impl Run<'_> {
             Ok(_) | Err(Errno::ENODEV) => {}
             Err(errno) => return Err(Refusal::new(errno, format!("\"{text}\" cannot be mapped"))),
         }
+        let rows = self.inventory.rows(Mode::Client, Target::Device);
         let done = self.write(source, "/class/rnbd-client/ctl/map_device", &text);
         done.map_err(|refusal| match refusal.errno {
             Errno::EPERM => refusal.with(exports::CONFINED),
+            Errno::EEXIST => {
+                let is_it = |row: &&Row| {
+                    let of = |key| row.item.text(key);
+                    row.source == source
+                        && (of("sessname"), of("mapping_path")) == (&session, device)
+                };
+                let name =
+                    rows.iter().find(is_it).map(|row| format!(" as {}", row.item.text("devname")));
+                Refusal::new(
+                    refusal.errno,
+                    format!(
+                        "{device} of session {session} is mapped already{}; see `rnbd list`",
+                        name.unwrap_or_default()
+                    ),
+                )
+            }
             _ => refusal,
         })
     }
@@ -729,7 +751,47 @@ impl Run<'_> {
             Err(refusal) if refusal.errno != Errno::EACCES => return Err(refusal),
             _ => {}
         }
-        self.write(source, &path, value)
+        let now = text.ok();
+        self.write(source, &path, value).map_err(|refusal| match refusal.errno {
+            Errno::EINVAL => match expected(&path, now.as_deref()) {
+                Some(what) => refusal.with(&format!("\"{value}\" is not {what}")),
+                None => refusal,
+            },
+            _ => refusal,
+        })
+    }
+}
+
+/// Says that there are no objects of a kind, and where that is so.
+pub(super) fn nothing(target: Target, inventory: &Inventory) -> String {
+    let places: Vec<String> = inventory.places().map(|place| place.display().to_string()).collect();
+    let places = places.join(", ");
+    match target {
+        Target::Device => format!("no disks are mapped or exported at {places}"),
+        _ => format!("no {}s at {places}", target.name()),
+    }
+}
+
+/// Says what a file takes: by its name, else by what it says of itself when it is read.
+fn expected(path: &str, now: Option<&str>) -> Option<String> {
+    let name = path.rsplit('/').next().unwrap_or(path);
+    let known = match name {
+        "max_reconnect_attempts" => Some("between -1, which is for ever, and 9999"),
+        "mpath_policy" => Some("round-robin, min-inflight or min-latency"),
+        // Their short names have other meanings elsewhere.
+        _ if path.contains("/net/rds/") || name.starts_with("net.rds.") => {
+            bowline_rds::sysctl_range(name)
+        }
+        _ => None,
+    };
+    if let Some(known) = known {
+        return Some(known.to_owned());
+    }
+    let now = now?.trim();
+    match now.strip_prefix("Usage: ") {
+        Some(usage) => Some(format!("as in: {usage}")),
+        None if now.parse::<i64>().is_ok() => Some(format!("a number that it takes; it is {now}")),
+        None => None,
     }
 }
 
