@@ -375,6 +375,12 @@ impl Serving {
         let port = TCP_PORT;
         if settings.addresses.is_empty() {
             say!("node on every local address, RDS over TCP, port {port}");
+            if settings.peers.allow.is_empty() {
+                note!(
+                    "bowline node: every host that reaches this machine may connect, at every \
+                     address: --address or --allow-peer restrict that"
+                );
+            }
         }
         for address in &settings.addresses {
             let also = if settings.rdma.covers(*address) { "RDMA and " } else { "" };

@@ -245,6 +245,12 @@ impl Serving<'_> {
         }
         let names: Vec<String> = self.places.iter().map(ToString::to_string).collect();
         say!("listening on {}", names.join(", "));
+        if args.address.is_empty() && args.grant.is_empty() {
+            note!(
+                "bowline rnbd export: every host that reaches these addresses may open the \
+                 exports: -I or --grant restrict that"
+            );
+        }
         served.announce();
         let exported = export_names(&served);
         // Relaxed: the flag publishes nothing but itself.
