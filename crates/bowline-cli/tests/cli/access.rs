@@ -54,6 +54,22 @@ fn users_of_the_list_have_sockets_and_others_do_not() {
     let done = run_as_other(&folder, USER, program);
     assert_eq!(String::from_utf8_lossy(&done.stdout), "13\nb'hello'\n", "{done:?}");
     node.expect("user 77001 may not bind there (1)");
+    let command = |user: &str, words: &[&str]| {
+        let (user, group) = (format!("--reuid={user}"), format!("--regid={user}"));
+        let mut command = Command::new("setpriv");
+        command.args([&user, &group, "--clear-groups", env!("CARGO_BIN_EXE_bowline")]);
+        let done = command.args(words).env("XDG_RUNTIME_DIR", folder.path()).output();
+        let done = done.expect("setpriv starts");
+        (done.status.code(), String::from_utf8_lossy(&done.stderr).into_owned())
+    };
+    // Commands are programs like others.
+    let send = ["send", "--no-end", "-f", "/dev/null", "-d", "127.41.41.1:4001", "-s"];
+    let done = command(USER, &[&send[..], &["127.41.41.1:4000"]].concat());
+    assert_eq!(done.0, Some(0), "{done:?}");
+    let done = command(USER, &[&send[..], &["127.41.41.1:3999"]].concat());
+    assert!(done.0 == Some(1) && done.1.contains("does not let this user bind"), "{done:?}");
+    let done = command("77002", &[&send[..], &["127.41.41.1:4000"]].concat());
+    assert!(done.0 == Some(1) && done.1.contains("does not serve this user"), "{done:?}");
     let done = run_as_other(&folder, "77002", "socket(AF_RDS, SOCK_SEQPACKET)");
     assert!(String::from_utf8_lossy(&done.stderr).contains("Errno 13"), "{done:?}");
     node.expect("user 77002 may not have sockets");

@@ -185,7 +185,7 @@ impl Client {
     }
 
     /// Connects to the node of this network namespace that serves this address, if one does.
-    pub fn of_address(address: Address) -> Option<Self> {
+    pub fn serving(address: Address) -> Option<Self> {
         running().here.into_iter().find_map(|mut client| {
             let addresses = client.snapshot().ok()?.node.addresses;
             (addresses.is_empty() || addresses.contains(&address)).then_some(client)

@@ -216,8 +216,8 @@ fn probe(
 fn why_silent(node: &Node, local: Address, remote: Address) -> Option<Errno> {
     let info = node.info_without_messages();
     let rows = info.paths.iter().map(|path| (path.last_end, PathRow::from(path)));
-    let of_peer = |row: &PathRow| (row.local_addr, row.remote_addr) == (local.ip, remote.ip);
-    let rows: Vec<_> = rows.filter(|(_, row)| of_peer(row)).collect();
+    let is_path = |row: &PathRow| (row.local_addr, row.remote_addr) == (local.ip, remote.ip);
+    let rows: Vec<_> = rows.filter(|(_, row)| is_path(row)).collect();
     if rows.iter().any(|(_, row)| row.flags.connected) {
         return None;
     }

@@ -141,7 +141,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     }
     let mut client = args.control.as_ref().map(|path| Client::connect(Some(path))).transpose()?;
     let mut local = match (&mut client, given) {
-        (Some(client), _) => address_of_node(&client.snapshot()?.node.addresses, given, remote)?,
+        (Some(client), _) => node_address(&client.snapshot()?.node.addresses, given, remote)?,
         (None, Some(given)) => given,
         (None, None) => route_to(remote)?,
     };
@@ -183,7 +183,7 @@ enum Way {
 /// Returns the address that a running node sends from: the given one, else the one routing picks if
 /// the node serves it, else one of the node's. `addresses` are those the node serves; empty: all of
 /// this machine.
-fn address_of_node(
+fn node_address(
     addresses: &[Address],
     given: Option<Address>,
     remote: Address,
@@ -225,7 +225,7 @@ fn address_of_node(
 fn way(local: Address, rdma: &RdmaOption) -> Outcome<Way> {
     match Used::at(local, rdma) {
         Ok(used) => Ok(Way::Direct(used)),
-        Err(failure) => match Client::of_address(local) {
+        Err(failure) => match Client::serving(local) {
             Some(_) if rdma.is_wanted() => Err(Failure::usage(format!(
                 "{} sends the requests, over RDMA if it has --rdma itself: leave it out here",
                 using::name(local)

@@ -1,8 +1,9 @@
 //! `bowline send` and `bowline recv`: a byte stream through RDS messages, for shell pipes.
 //!
 //! Options are those of rds-gen and rds-sink. A message of zero bytes marks the end of a stream;
-//! `recv --once` stops there. `recv` takes one stream at a time, unless told otherwise. It answers
-//! the end of a stream with a [receipt], since RDS itself acknowledges what no program gets.
+//! `recv --once` stops there. `recv` takes one stream at a time, unless `--mix` is given. It
+//! answers the end of a stream with a [receipt], since RDS itself acknowledges what no program
+//! gets.
 
 mod output;
 mod receipt;
@@ -15,8 +16,9 @@ use std::{
 };
 
 use bowline::rds::Socket;
+use bowline_base::Errno;
 use bowline_node::{
-    Outcome,
+    Failure, Outcome,
     log::{Progress, bytes},
 };
 
@@ -79,7 +81,15 @@ impl Meter {
 }
 
 fn open(used: &Used, source: SocketAddr, buffer: usize) -> Outcome<Socket> {
-    let socket = used.bind(source)?;
+    let socket = used.bind(source).map_err(|error| {
+        if error.errno() != Errno::EACCES {
+            return error.into();
+        }
+        Failure::failed(format!(
+            "{} does not let this user bind to {source}: see [[access.bind]] of its configuration",
+            used.name()
+        ))
+    })?;
     socket.set_send_timeout(Some(SLICE));
     socket.set_recv_timeout(Some(SLICE));
     socket.set_send_buffer(buffer)?;

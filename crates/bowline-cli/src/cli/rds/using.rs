@@ -18,7 +18,7 @@ use bowline_node::{
         snapshot::{ConnectionRow, PathRow},
     },
     holder,
-    programs::{self, Reached},
+    programs::{self, Reached, Unreachable},
     values::Address,
 };
 use bowline_wire::rds::TCP_PORT;
@@ -53,7 +53,7 @@ pub(crate) struct Peer {
 }
 
 /// What the host's node is to a command that wants an address.
-enum OfHost {
+enum HostNode {
     /// No node serves it.
     Nobody,
     Serves(Node, Option<OwnedFd>),
@@ -64,14 +64,14 @@ enum OfHost {
 impl Used {
     /// Finds the host's node at an address, or starts one in this process.
     pub(crate) fn at(local: Address, rdma: &RdmaOption) -> Outcome<Self> {
-        let why = match of_host(local) {
-            OfHost::Serves(node, lease) => {
+        let why = match host_node(local) {
+            HostNode::Serves(node, lease) => {
                 let transport = rdma.is_wanted().then_some(Transport::Ib);
                 let used = Self { node, local, transport, _lease: lease };
                 return used.has_transport().map(|()| used);
             }
-            OfHost::Nobody => None,
-            OfHost::Refuses(why) => Some(why),
+            HostNode::Nobody => None,
+            HostNode::Refuses(why) => Some(why),
         };
         match (rdma.start_node(local), why) {
             (Ok(node), _) => Ok(Self { node, local, transport: None, _lease: None }),
@@ -88,13 +88,19 @@ impl Used {
                 name(self.local),
                 self.local
             ))),
-            bound => Ok(bound.map(drop)?),
+            Err(error) if error.errno() != Errno::EACCES => Err(error.into()),
+            _ => Ok(()),
         }
     }
 
     /// The node itself.
     pub(crate) fn node(&self) -> &Node {
         &self.node
+    }
+
+    /// Tells whether it is the host's.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.node.is_of_host()
     }
 
     /// Names the host's node for a message.
@@ -115,12 +121,12 @@ impl Used {
     /// Looks at the connection to a peer. At the host's node only its owner may: `None`.
     pub(crate) fn peer(&self, remote: IpAddr) -> Option<Peer> {
         let (connections, paths) = self.connections()?;
-        let is_of_peer = |local, of| local == self.local.ip && of == remote;
-        let of_peer = |path: &&PathRow| is_of_peer(path.local_addr, path.remote_addr);
-        let paths = || paths.iter().filter(of_peer);
+        let is_between = |local, of| local == self.local.ip && of == remote;
+        let is_path = |path: &&PathRow| is_between(path.local_addr, path.remote_addr);
+        let paths = || paths.iter().filter(is_path);
         let mut connections = connections.iter();
         let is_kernel =
-            connections.any(|c| is_of_peer(c.local_addr, c.remote_addr) && c.peer == "kernel");
+            connections.any(|c| is_between(c.local_addr, c.remote_addr) && c.peer == "kernel");
         let is_connected = paths().any(|path| path.flags.connected);
         let end = paths().find_map(|path| path.last_end.as_ref());
         Some(Peer { is_kernel, is_connected, last_end: end.map(|end| end.reason.clone()) })
@@ -152,8 +158,8 @@ impl Used {
     }
 
     fn connections(&self) -> Option<(Vec<ConnectionRow>, Vec<PathRow>)> {
-        if self.node.is_of_host() {
-            let state = Client::of_address(self.local)?.state().ok()?;
+        if self.is_shared() {
+            let state = Client::serving(self.local)?.state().ok()?;
             return Some((state.connections, state.paths));
         }
         let info = self.node.info_without_messages();
@@ -163,20 +169,32 @@ impl Used {
 }
 
 /// Looks for a node of this host at an address.
-fn of_host(local: Address) -> OfHost {
+fn host_node(local: Address) -> HostNode {
     let given = env::var_os(PLACE).map(PathBuf::from);
     let places = given.map_or_else(programs::places, |place| vec![place]);
-    let Ok(reached) = programs::reachable(&places) else { return OfHost::Nobody };
-    let serves = || -> Result<OfHost, bowline::rds::Error> {
+    let reached = match programs::reachable(&places) {
+        Ok(reached) => reached,
+        Err(Unreachable { why, is_closed: true }) => {
+            return HostNode::Refuses(format!(
+                "{} is in use, and a node of another user may run here, which gives this one no \
+                 access ({why}): see `--allow-user` of `bowline node`",
+                SocketAddr::new(local.ip, TCP_PORT)
+            ));
+        }
+        Err(_) => return HostNode::Nobody,
+    };
+    let serves = || -> Result<HostNode, bowline::rds::Error> {
         let node = Node::at(&reached.place)?;
         let socket = node.socket()?;
         match socket.bind(local.at(0)) {
-            Err(error) if error.kind() == ErrorKind::NotLocal => return Ok(OfHost::Nobody),
+            Err(error) if error.kind() == ErrorKind::NotLocal => return Ok(HostNode::Nobody),
+            // Rules may give this user other ports.
+            Err(error) if error.errno() == Errno::EACCES => {}
             bound => bound?,
         }
-        Ok(lease_of(&reached).map_or(OfHost::Nobody, |lease| OfHost::Serves(node, lease)))
+        Ok(lease_of(&reached).map_or(HostNode::Nobody, |lease| HostNode::Serves(node, lease)))
     };
-    serves().unwrap_or_else(|error| OfHost::Refuses(format!("{}: {error}", name(local))))
+    serves().unwrap_or_else(|error| HostNode::Refuses(format!("{}: {error}", name(local))))
 }
 
 /// Takes what keeps the node, if it needs that; `None`: it ends.
@@ -186,7 +204,7 @@ fn lease_of(reached: &Reached) -> Option<Option<OwnedFd>> {
 
 /// Names the node that runs at an address, and its process where this user may see it.
 pub(crate) fn name(local: Address) -> String {
-    let process = holder::of_tcp(local.ip, TCP_PORT);
+    let process = holder::listener(local.ip, TCP_PORT);
     let process = process.map_or_else(String::new, |process| format!(", process {},", process.pid));
     format!("the node that runs at {local}{process}")
 }

@@ -68,8 +68,8 @@ pub(crate) struct SendArgs {
     /// Print statistics to standard error at this interval
     #[arg(short = 'i', value_name = "TIME", value_parser = interval)]
     interval: Option<Duration>,
-    /// Longest wait for a host that does not answer, and for the word of a receiver; with 0 that
-    /// is not waited for
+    /// Longest wait for a host that does not answer, and for the word of a receiver; with 0, for
+    /// the host 30 s, and for no word
     #[arg(short = 'W', value_name = "TIME", default_value = "10", value_parser = interval)]
     wait: Duration,
     #[command(flatten)]
@@ -182,7 +182,7 @@ impl Receiver {
         self.said == Some(Receipt { state: State::Written, taken: self.sent })
     }
 
-    /// What is wrong with its word, or that there is none.
+    /// What is wrong with its word, or that it has said nothing.
     fn complaint(&self, waited: Duration) -> String {
         let (at, sent) = (self.at, bytes(self.sent.bytes as u64));
         match self.said {
@@ -230,6 +230,7 @@ impl<'a> Sender<'a> {
         socket.set_nonblocking(receivers.len() > 1);
         let receiver = |at: &SocketAddr| Receiver { at: *at, sent: Amount::default(), said: None };
         let receivers = receivers.iter().map(receiver).collect();
+        let limit = if limit.is_zero() { FLUSH_TIMEOUT } else { limit };
         Self { socket, receivers, next: 0, shares, stop, silence: Silence::new(used, limit) }
     }
 

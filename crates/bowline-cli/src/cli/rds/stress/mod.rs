@@ -342,8 +342,8 @@ fn refuse_unsupported(args: &Args, block: &Block) -> Outcome {
 }
 
 /// Refuses what a program of the host's node cannot do.
-fn refuse_of_host(block: &Block, used: &Used) -> Outcome {
-    if block.rdma_bytes > 0 && used.node().is_of_host() {
+fn refuse_shared(block: &Block, used: &Used) -> Outcome {
+    if block.rdma_bytes > 0 && used.is_shared() {
         return Err(Failure::failed(format!(
             "remote reads and writes (-D) need a node of this command, and {} has the address: \
              give another one with -r, or run without -D",
@@ -520,7 +520,7 @@ impl<'a> Run<'a> {
     fn new(args: &'a Args, setup: Setup, stream: TcpStream, active: bool) -> Outcome<Self> {
         let block = setup.block.clone();
         let used = Used::at(IpAddr::V4(setup.local).into(), &args.rdma)?;
-        refuse_of_host(&block, &used)?;
+        refuse_shared(&block, &used)?;
         let tasks = (0..block.tasks)
             .map(|index| Task::new(&used, setup.clone(), index).map_err(Failure::Failed))
             .collect::<Outcome<Vec<_>>>()?;
