@@ -129,7 +129,7 @@ fn taken(addresses: &[Address]) -> Option<String> {
     let all: Vec<_> = if addresses.is_empty() { all.to_vec() } else { Vec::new() };
     let mut ips = addresses.iter().map(|address| address.ip).chain(all);
     let (ip, Holder { pid, name }) =
-        ips.find_map(|ip| Some((ip, holder::of_tcp(ip, TCP_PORT)?)))?;
+        ips.find_map(|ip| Some((ip, holder::listener(ip, TCP_PORT)?)))?;
     let at = SocketAddr::new(ip, TCP_PORT);
     Some(format!(
         "{at} is in use by process {pid}, {name}: stop it, give another address, or use another \

@@ -29,12 +29,12 @@ const TCP: Tables = Tables { names: ["/proc/net/tcp", "/proc/net/tcp6"], state: 
 
 /// The process that has bound RoCE's UDP port of an address, if this user may see it.
 pub fn holder(address: IpAddr) -> Option<Holder> {
-    owner_of(&UDP.inodes(address, PORT))
+    owner_among(&UDP.inodes(address, PORT))
 }
 
 /// The process that listens at a TCP port of an address, if this user may see it.
-pub fn of_tcp(address: IpAddr, port: u16) -> Option<Holder> {
-    owner_of(&TCP.inodes(address, port))
+pub fn listener(address: IpAddr, port: u16) -> Option<Holder> {
+    owner_among(&TCP.inodes(address, port))
 }
 
 /// Tells whether a process has bound RoCE's UDP port of an address. Nothing is bound for the
@@ -51,7 +51,7 @@ impl Tables {
     }
 }
 
-fn owner_of(inodes: &[u64]) -> Option<Holder> {
+fn owner_among(inodes: &[u64]) -> Option<Holder> {
     if inodes.is_empty() {
         return None;
     }
@@ -130,13 +130,13 @@ mod tests {
     #[test]
     fn who_listens_is_found_and_who_is_connected_is_not() {
         let at = "127.41.90.3".parse().unwrap();
-        let listener = TcpListener::bind((at, 0)).unwrap();
-        let port = listener.local_addr().unwrap().port();
-        assert_eq!(of_tcp(at, port).unwrap().pid, std::process::id());
-        assert_eq!(of_tcp("127.41.90.4".parse().unwrap(), port), None);
+        let socket = TcpListener::bind((at, 0)).unwrap();
+        let port = socket.local_addr().unwrap().port();
+        assert_eq!(listener(at, port).unwrap().pid, std::process::id());
+        assert_eq!(listener("127.41.90.4".parse().unwrap(), port), None);
         let stream = std::net::TcpStream::connect((at, port)).unwrap();
-        drop(listener);
-        assert_eq!(of_tcp(at, port), None);
+        drop(socket);
+        assert_eq!(listener(at, port), None);
         drop(stream);
     }
 

@@ -329,7 +329,7 @@ fn addresses_are_no_names_of_sessions() {
 }
 
 #[test]
-fn a_disk_that_is_mapped_and_a_value_that_is_none_are_told_in_words() {
+fn a_disk_that_is_mapped_already_and_a_wrong_value_are_explained() {
     let folder = Folder::new();
     let _server = export(&folder, 40, &[]);
     let _client = mapped(&folder, 40, &[]);

@@ -109,7 +109,7 @@ impl Local {
                 let (mtu, capture) = (self.mtu, self.capture.clone());
                 config(addresses, mtu, capture, self.poll, self.congestion)
             };
-            if let Some(opened) = Opened::of_host(addresses, config(&[])) {
+            if let Some(opened) = Opened::shared(addresses, config(&[])) {
                 return opened;
             }
             let device = open_config(addresses, config(addresses));
@@ -143,15 +143,15 @@ impl Opened {
 
     /// Opens a device among those of the verbs programs of the host's node, if that shares all of
     /// these addresses. Nothing is opened at the node to find out.
-    fn of_host(addresses: &[Address], config: SoftConfig) -> Option<Outcome<Self>> {
+    fn shared(addresses: &[Address], config: SoftConfig) -> Option<Outcome<Self>> {
         let node = programs::reachable(&programs::places()).ok()?.place;
         let place = verbs::beside(&node);
         if !bowline_ctl::is_socket(&place) {
             return None;
         }
-        let shared = Outlook::of(Some(&place)).ok()?;
-        let is_shared = |of: &Address| shared.gids.iter().any(|at| at.addr == of.ip);
-        let process = shared.node.map_or_else(String::new, |(pid, _)| format!(", process {pid},"));
+        let outlook = Outlook::of(Some(&place)).ok()?;
+        let is_shared = |of: &Address| outlook.gids.iter().any(|at| at.addr == of.ip);
+        let process = outlook.node.map_or_else(String::new, |(pid, _)| format!(", process {pid},"));
         addresses.iter().all(is_shared).then(|| {
             let joined = Joined::at(&place).map_err(|error| {
                 Failure::failed(format!(

@@ -12,9 +12,9 @@ use crate::cli::common::watch;
 /// Watch a running node: connections, rates, queues, sockets and their processes.
 ///
 /// On a terminal the view changes in place: s, r and / choose the order and the rows, ? shows all
-/// keys, and q or Ctrl-C ends it. A narrow terminal has fewer columns. Elsewhere one view is printed
-/// after another. Rates are those since the previous view, so the first view has none. Connections
-/// that are not established come first, with the time and the reason of their end.
+/// keys, and q or Ctrl-C ends it. A narrow terminal has fewer columns. Elsewhere one view is
+/// printed after another. Rates are those since the previous view, so the first view has none.
+/// Connections that are not established come first, with the time and the reason of their end.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 Columns: OVER tcp or rdma; PATHS in service and agreed; TX/s, RX/s messages; TXB/s, RXB/s bytes with headers; QUEUED bytes of \

@@ -556,14 +556,14 @@ mod tests {
     }
 
     #[test]
-    fn a_usual_terminal_has_what_top_is_for() {
+    fn a_common_terminal_has_what_top_is_for() {
         let view = NodeView::new(None, sample(Instant::now(), 1, 2));
         let choice = Choice::new(NodeView::ORDERS);
         for (columns, more) in [(80, &[][..]), (100, &["LOCAL"]), (200, &["WAIT", "UNACK"])] {
             let text = view.text(Some(Size { rows: 24, columns }), &choice);
-            let usual =
+            let always =
                 ["REMOTE", "STATE", "PATHS", "TX/s", "RX/s", "TXB/s", "RXB/s", "QUEUED", "LOST"];
-            for title in usual.iter().chain(more) {
+            for title in always.iter().chain(more) {
                 assert!(text.contains(title), "{columns}: no {title}: {text}");
             }
             // Whole, with the time: nothing is cut off.

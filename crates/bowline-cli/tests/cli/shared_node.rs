@@ -32,7 +32,7 @@ fn send_recv_and_ping_use_the_node_that_runs() {
         .map(|(at, to)| {
             let words = ["recv", "--once", "-i", "50ms", "-s", at, "-f", text(to)];
             let receiver = start(&folder, &words);
-            receiver.until_told("0 messages");
+            receiver.until_logged("0 messages");
             receiver
         })
         .collect();
@@ -113,7 +113,7 @@ fn send_says_that_a_receiver_took_a_part_or_nothing() {
     let input = folder.write("in", &"x".repeat(10_000));
     let words = ["recv", "-i", "50ms", "-s", "127.49.5.1:5000", "-f", "/dev/null"];
     let receiver = start(&folder, &words);
-    receiver.until_told("0 messages");
+    receiver.until_logged("0 messages");
     let send = |from: &str| {
         let words = ["send", "-s", from, "-d", "127.49.5.1:5000", "-f", text(&input)];
         run(&folder, &[&words[..], &["-W", "2"]].concat())
@@ -124,7 +124,7 @@ fn send_says_that_a_receiver_took_a_part_or_nothing() {
     let stranger = Node::builder().address("127.49.5.3").build().expect("a node");
     let socket = stranger.bind("127.49.5.3:5000").expect("a socket");
     socket.send_to(b"begun", "127.49.5.1:5000").expect("sent");
-    receiver.until_told("4 messages");
+    receiver.until_logged("4 messages");
     send("127.49.5.2:5000").exits(1).complains(&["has ignored its 9.8 KiB", "--from"]);
     drop((socket, stranger));
     let done = send("127.49.5.3:5000").exits(1);
@@ -146,9 +146,10 @@ fn rping_and_perf_share_the_address_of_the_node_that_runs() {
             heard server "listening on 10.79.0.1"
             "$BOWLINE" $words -c 10.79.0.1 -I 10.79.0.1 > "$AT/client.out" 2>&1 || fail "$words"
             kill $(cat "$AT/server.pid") 2> /dev/null || true
+            wait $(cat "$AT/server.pid") || true
         done
         heard node "RDMA for programs on .*10.79.0.1"
-        # A second listener of the port is told of the first.
+        # A second listener of the port hears that there is one.
         begin server "$BOWLINE" rping -s -I 10.79.0.1
         heard server listening
         rc=0; "$BOWLINE" perf -s -I 10.79.0.1 > "$AT/second.out" 2>&1 || rc=$?
