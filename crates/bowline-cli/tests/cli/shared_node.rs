@@ -1,6 +1,10 @@
 //! Commands whose address belongs to a node of the machine are that node's programs.
 
-use std::{path::Path, time::Instant};
+use std::{
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
 
 use bowline::rds::Node;
 
@@ -80,6 +84,30 @@ fn a_node_that_a_command_cannot_use_is_named_with_its_process() {
     // Where another address is given there is no obstacle.
     let words = ["ping", "-c", "1", "-I", "127.49.3.2", "127.49.3.1"];
     run(&folder, &words).exits(0);
+}
+
+/// Between two addresses of one node there is no connection, and nothing is wrong with that.
+#[test]
+fn send_waits_for_a_receiver_that_takes_nothing_for_a_while() {
+    let folder = Folder::new();
+    let _node = node(&folder, &["--address", "127.49.6.1", "--address", "127.49.6.2"]);
+    let input = folder.write("in", &"x".repeat(20 << 20));
+    for (from, to) in
+        [("127.49.6.1:5000", "127.49.6.2:5000"), ("127.49.6.3:5000", "127.49.6.1:5000")]
+    {
+        let words = ["recv", "--once", "-i", "50ms", "-s", to, "-f", "/dev/null"];
+        let receiver = start(&folder, &words);
+        receiver.until_logged("0 messages");
+        receiver.signal("-STOP");
+        let words = ["send", "-s", from, "-d", to, "-m", "64k", "-f", text(&input), "-W", "2"];
+        let sender = start(&folder, &words);
+        sender.until_logged(&format!("waiting for {to} to take more"));
+        // Longer than it waits for a host that does not answer.
+        thread::sleep(Duration::from_secs(3));
+        receiver.signal("-CONT");
+        sender.finish().exits(0);
+        receiver.finish().exits(0);
+    }
 }
 
 /// What became of the bytes of `send`.

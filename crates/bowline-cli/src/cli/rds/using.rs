@@ -132,16 +132,14 @@ impl Used {
         Some(Peer { is_kernel, is_connected, last_end: end.map(|end| end.reason.clone()) })
     }
 
-    /// Says why there is no connection to a peer; `None` if there is one.
+    /// Says why a peer cannot be reached; `None` if it can. A node has no connection to its own
+    /// addresses, and not everybody may look: then the peer is asked.
     pub(crate) fn trouble(&self, remote: IpAddr) -> Option<String> {
-        if remote == self.local.ip {
-            return None;
-        }
         match self.peer(remote) {
             Some(Peer { is_connected: true, .. }) => None,
-            Some(peer) => Some(peer.last_end.unwrap_or_else(|| "not connected".to_owned())),
-            None if self.answers(remote) => None,
-            None => Some("no answer".to_owned()),
+            Some(Peer { last_end: Some(end), .. }) => Some(end),
+            _ if self.answers(remote) => None,
+            _ => Some("no answer".to_owned()),
         }
     }
 
