@@ -111,6 +111,9 @@ pub(crate) fn run(args: &RecvArgs) -> Outcome {
         if !wanted.is_empty() {
             // This waits for what came before, which is written then.
             all = output.put(wanted, &stop).map_err(failed)?;
+            if all {
+                receipts.give(&socket);
+            }
         }
         let wait = if ends.is_empty() { Duration::ZERO } else { SLICE };
         receipts.owe(ends);

@@ -1,6 +1,7 @@
 //! `bowline send`.
 
 use std::{
+    collections::HashSet,
     fs::File,
     io::{self, Read},
     net::SocketAddr,
@@ -85,7 +86,10 @@ pub(crate) fn run(args: &SendArgs) -> Outcome {
         return Err(Failure::usage(format!("-m must be between 1 and {MESSAGE_BYTES_MAX} bytes")));
     }
     let to = |to: &String| towards(args.source, place(to, args.source)?);
-    let destination: Vec<SocketAddr> = args.destination.iter().map(to).collect::<Outcome<_>>()?;
+    let mut destination: Vec<SocketAddr> =
+        args.destination.iter().map(to).collect::<Outcome<_>>()?;
+    let mut known = HashSet::new();
+    destination.retain(|to| known.insert(*to));
     let input = match args.file.as_str() {
         "-" => io::stdin().as_fd().try_clone_to_owned().map(File::from),
         file => File::open(file),
@@ -128,7 +132,9 @@ pub(crate) fn run(args: &SendArgs) -> Outcome {
     let finished = sender.finish(!args.no_end);
     meter.end();
     finished?;
-    if args.no_end || args.wait.is_zero() { Ok(()) } else { sender.confirm() }
+    // One that was stopped has sent what it has read.
+    let waits = !args.no_end && !args.wait.is_zero() && !stop.asked();
+    if waits { sender.confirm() } else { Ok(()) }
 }
 
 /// Parses a destination, whose host may be a name.
@@ -278,7 +284,7 @@ impl<'a> Sender<'a> {
             let mut gone = false;
             if untold.is_empty() {
                 match self.socket.flush(Some(SLICE)) {
-                    Ok(()) => return if self.stop.asked() { Err(stopped()) } else { Ok(()) },
+                    Ok(()) => return Ok(()),
                     Err(error) => gone = error.kind() == ErrorKind::PeerEnded,
                 }
             }
@@ -334,7 +340,7 @@ impl<'a> Sender<'a> {
         let since = Instant::now();
         while !silent.is_empty() && since.elapsed() < self.silence.limit {
             if self.stop.asked() {
-                return Err(stopped());
+                return Err(Failure::failed("stopped before everything was confirmed"));
             }
             match self.socket.recv_message() {
                 Ok(message) => {
