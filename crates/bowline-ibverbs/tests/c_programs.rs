@@ -86,5 +86,5 @@ fn sockets_over_rdma_are_as_the_manual_says() {
 /// [RSK-2] to [RSK-9]
 #[test]
 fn peers_of_sockets_that_do_not_follow_the_protocol_cost_their_connection() {
-    run("rsocket_hostile", "127.81.6.4");
+    run("rsocket_hostile", "127.81.6.8");
 }

@@ -81,7 +81,8 @@
 //!   may still be accepted before that. A node that is replaced (`bowline node --replace`) keeps
 //!   its sockets.
 //! - [`Socket::event_fd`] is the socket itself, readable and writable as a kernel's is.
-//! - What is up to the node's owner fails with `EOPNOTSUPP`: [`Node::set_sysctl`] and others say so.
+//! - What is up to the node's owner fails with `EOPNOTSUPP`: [`Node::set_sysctl`] and others say
+//!   so.
 //! - Tasks need a runtime with its IO driver enabled (`enable_io` or `enable_all`).
 //!
 //! # Tasks
