@@ -155,10 +155,13 @@ impl Manager {
         self.remove(id);
     }
 
-    /// Returns what a later process needs to end the connections that are established now.
+    /// Returns what a later process needs to end the connections that are established now, and
+    /// those whose peers have not confirmed that they have ended.
     pub(crate) fn former_connections(&self) -> impl Iterator<Item = FormerConnection> {
-        let up = |state: &State| matches!(state, State::Established | State::RepSent(_));
-        self.conns.values().filter(move |conn| up(&conn.state)).filter_map(|conn| {
+        let is_listed = |state: &State| {
+            matches!(state, State::Established | State::RepSent(_) | State::DreqSent(_))
+        };
+        self.conns.values().filter(move |conn| is_listed(&conn.state)).filter_map(|conn| {
             let peer = conn.peer?;
             Some(FormerConnection {
                 local: conn.local.ip(),

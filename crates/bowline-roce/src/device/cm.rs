@@ -248,8 +248,8 @@ impl Device {
         Ok(())
     }
 
-    /// Returns what a later process needs to end the connections that are established now, if this
-    /// process cannot [CM-53].
+    /// Returns what a later process needs to end the connections that are established now, or whose
+    /// peers have not confirmed that they have ended, if this process cannot [CM-53].
     pub fn former_connections(&self) -> Vec<FormerConnection> {
         self.cm.manager.former_connections().collect()
     }
