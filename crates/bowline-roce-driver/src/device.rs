@@ -39,6 +39,13 @@ const EMPTY_POLLS_PER_YIELD: u32 = 16;
 /// Empty polls between two checks of the timers.
 const EMPTY_POLLS_PER_TIMER_CHECK: u32 = 8;
 
+/// What becomes of the list of connections when a device ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ConnectionList {
+    Kept,
+    Emptied,
+}
+
 /// An RDMA device in userspace: RoCEv2 over UDP sockets, no privilege needed.
 ///
 /// All methods may be called from any thread, and do their work in the calling thread. One
@@ -394,7 +401,8 @@ impl SoftDevice {
         if let Some(watcher) = self.shared.watcher.get() {
             watcher.event(AsyncEvent::DeviceFatal);
         }
-        self.close();
+        // Who has given the addresses tells the peers as well, from the list.
+        self.end_with(ConnectionList::Kept);
         // Whoever shares the addresses next needs the port for itself.
         self.shared.endpoints.iter().for_each(Endpoint::release);
     }
@@ -409,6 +417,10 @@ impl SoftDevice {
     /// peers are told once, without confirmation, that their connections have ended. Calls that
     /// need the network fail from now on. Dropping the device closes it too.
     pub fn close(&self) {
+        self.end_with(ConnectionList::Emptied);
+    }
+
+    fn end_with(&self, list: ConnectionList) {
         let mut helper = self.helper.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(helper) = helper.take() else {
             return;
@@ -436,7 +448,9 @@ impl SoftDevice {
         }
         let line = self.line.lock().unwrap_or_else(PoisonError::into_inner).take();
         let _ = line.map(JoinHandle::join);
-        self.shared.write_connection_files(&[]);
+        if list == ConnectionList::Emptied {
+            self.shared.write_connection_files(&[]);
+        }
         self.shared.flush_capture();
     }
 
