@@ -56,17 +56,17 @@ impl Shared {
         true
     }
 
-    /// Handles what has come by rings; returns whether there was something.
-    pub(crate) fn read_rings(&self, rings: &Rings, rx: &mut Rx) -> bool {
-        let mut is_some = false;
+    /// Handles what has come by rings; returns how many bytes.
+    pub(crate) fn read_rings(&self, rings: &Rings, rx: &mut Rx) -> usize {
+        let mut bytes = 0;
         for at in 0..rings.len() {
             for _ in 0..RING_BURSTS {
                 let Some(came) = rings.take(at, &mut rx.burst) else { break };
-                is_some = true;
+                bytes += came.len;
                 self.take_in_burst(&came, &rx.burst[..came.len]);
             }
         }
-        is_some
+        bytes
     }
 
     /// Passes the packets of a burst that came by a ring to the core.

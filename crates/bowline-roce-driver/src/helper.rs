@@ -157,11 +157,13 @@ impl Shared {
         } else {
             limit
         };
-        if self.sleep(&self.helper_kick, watching, None, limit).arrived {
+        let woken = self.sleep(&self.helper_kick, watching, None, limit);
+        if woken.arrived {
             let mut st = self.lock();
             if st.lead.leader() == Leader::Helper {
                 st.lead.wake_up();
                 drop(st);
+                self.silence(woken);
                 self.pump_and_flush(state);
             }
         }

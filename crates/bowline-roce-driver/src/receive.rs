@@ -51,6 +51,8 @@ const EMPTY_RECEIVES_MAX: usize = 64;
 const RING_LOOKS: u32 = 4096;
 /// Its looks for each one at its sockets.
 const LOOKS_PER_SOCKET: u32 = 16;
+/// Bytes by rings after which it looks at its sockets in any case.
+const RING_BYTES_PER_SOCKET: usize = 1 << 20;
 
 /// The ECN bits of a type of service: none where marks are not taken, both with a mark.
 const ECN: u8 = 0b11;
@@ -72,6 +74,8 @@ pub(crate) struct Rx {
     ring_looks: u32,
     /// Looks at all.
     turns: u32,
+    /// Bytes that have come by rings since the last look at the sockets.
+    ring_bytes: usize,
 }
 
 impl Rx {
@@ -83,6 +87,7 @@ impl Rx {
             burst: burst_buffer(),
             ring_looks: u32::MAX,
             turns: 0,
+            ring_bytes: 0,
         }
     }
 }
@@ -237,13 +242,18 @@ impl Shared {
                     }
                 }
             }
-            let is_some = self.read_rings(rings, &mut rx);
+            let bytes = self.read_rings(rings, &mut rx);
+            let is_some = bytes > 0;
+            rx.ring_bytes += bytes;
             // A program that polls, and to which others of its host send, looks at its sockets now
             // and then only: each look is a call.
             let looks = if is_some { 0 } else { rx.ring_looks.saturating_add(1) };
             rx.ring_looks = looks;
             rx.turns = rx.turns.wrapping_add(1);
-            let rests = one && looks < RING_LOOKS && !rx.turns.is_multiple_of(LOOKS_PER_SOCKET);
+            let rests = one
+                && looks < RING_LOOKS
+                && rx.ring_bytes < RING_BYTES_PER_SOCKET
+                && !rx.turns.is_multiple_of(LOOKS_PER_SOCKET);
             if is_some {
                 self.mark_unsent();
                 result = PumpResult::Received;
@@ -252,6 +262,7 @@ impl Shared {
                 return result;
             }
         }
+        rx.ring_bytes = 0;
         match self.read_sockets(&mut rx, one) {
             PumpResult::Nothing => result,
             came => came,

@@ -175,8 +175,8 @@ impl Shared {
     fn send_gathered(&self, mut bursts: &[Burst]) {
         while let [first, others @ ..] = bursts {
             let by_ring = |burst: &Burst| {
-                let rings = self.among.rings.as_ref();
-                rings.is_some_and(|rings| rings.has(burst))
+                let rings = self.among.rings.as_ref().filter(|_| self.endpoint(burst.to).is_some());
+                rings.is_some_and(|rings| rings.is_way(burst))
             };
             let together = |burst: &&Burst| burst.from == first.from && !by_ring(burst);
             let same = 1 + others.iter().take_while(together).count();

@@ -53,6 +53,8 @@ pub(crate) struct Woken {
     pub(crate) arrived: bool,
     /// The other descriptor can be read.
     pub(crate) other: bool,
+    /// The bell of the rings has rung: whoever leads silences it.
+    pub(crate) rang: bool,
 }
 
 pub(crate) fn timespec(nanos: u64) -> Timespec {
@@ -183,6 +185,7 @@ impl Shared {
             let limit = until.map(|at| at.saturating_since(now));
             let woken = self.sleep(&self.leader_kick, true, other, limit);
             self.lock().lead.wake_up();
+            self.silence(woken);
             other_is_ready = woken.other;
             if woken.arrived {
                 match self.pump() {
@@ -258,6 +261,14 @@ impl Shared {
         waited?.ok_or(Error::TimedOut)
     }
 
+    /// Silences a bell that has rung. Only the leader does: another thread that the bell has woken
+    /// reads no rings, and the leader would sleep on.
+    pub(crate) fn silence(&self, woken: Woken) {
+        if let Some(rings) = self.among.rings.as_ref().filter(|_| woken.rang) {
+            rings.silence();
+        }
+    }
+
     /// Sleeps until woken by `kick`, or until `other` can be read or, when `watching`, until a
     /// packet arrives, at most `limit`.
     pub(crate) fn sleep(
@@ -269,9 +280,8 @@ impl Shared {
     ) -> Woken {
         let watched = if watching { self.endpoints.as_slice() } else { &[] };
         let rings = self.among.rings.as_deref().filter(|_| watching);
-        if rings.is_some_and(Rings::fall_asleep) {
-            return Woken { arrived: true, other: false };
-        }
+        // Then it only looks.
+        let is_some = rings.is_some_and(Rings::fall_asleep);
         let own = 1 + usize::from(other.is_some());
         let first_bell = own + watched.len();
         let count = first_bell + usize::from(rings.is_some());
@@ -293,23 +303,22 @@ impl Shared {
             many = (0..count).map(fd).collect();
             many.as_mut_slice()
         };
+        let limit = if is_some { Some(Duration::ZERO) } else { limit };
         let limit =
             limit.map(|limit| timespec(u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX)));
         self.stats.sleeps.inc();
         if poll(fds, limit.as_ref()).is_err() {
-            return Woken::default();
+            return Woken { arrived: is_some, ..Woken::default() };
         }
         let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
         let (own, watched) = fds.split_at(own);
         if own.first().is_some_and(is_ready) {
             self.unsignal(kick);
         }
-        if let Some(rings) = rings {
-            rings.wake_up();
-            if watched.last().is_some_and(is_ready) {
-                rings.silence();
-            }
+        Woken {
+            arrived: is_some || watched.iter().any(is_ready),
+            other: own.get(1).is_some_and(is_ready),
+            rang: rings.is_some() && watched.last().is_some_and(is_ready),
         }
-        Woken { arrived: watched.iter().any(is_ready), other: own.get(1).is_some_and(is_ready) }
     }
 }

@@ -10,9 +10,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bowline_roce_driver::{
-    FormerConnections, Guest, Host, Joined, PortSpace, SoftConfig, SoftDevice,
+    FormerConnections, Guest, Host, Joined, PollMode, PortSpace, SoftConfig, SoftDevice,
 };
-use bowline_verbs::{CmEvent, Device, Error, Qpn, SendOp};
+use bowline_verbs::{CmEvent, Device, Error, Qpn, SendOp, Status};
 use common::{PATIENCE, connect_to, ip, open, unconnected};
 use rustix::net::{
     AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen,
@@ -330,4 +330,40 @@ fn a_number_that_is_given_again_has_new_rings() {
         joined = hosted.guest();
     }
     talk(&joined.1, 7001);
+}
+
+/// A thread that sleeps for what comes by memory is woken, whatever the background thread, which has
+/// slept on the same before, does at that moment.
+#[test]
+fn who_waits_for_memory_is_woken() {
+    let hosted = hosted(ip(60, 12));
+    let config = SoftConfig { poll: PollMode::Sleep, ..SoftConfig::default() };
+    let (one, first) = Joined::at(&hosted.path).unwrap().open(config).unwrap();
+    let (_two, second) = hosted.guest();
+    one.listen(PortSpace::Tcp, hosted.at(7000)).unwrap();
+    let (near, far) = connect_to(&second, &first, 4096, 7000);
+    let (short, long) = (Duration::from_micros(500), Duration::from_secs(2));
+    let send = |id| {
+        near.post(id, SendOp::Send, 0, 64);
+        near.done(id);
+    };
+    let receive = |id| {
+        let completion = far.completion();
+        assert_eq!((completion.wr_id, completion.status), (id, Status::Success));
+    };
+    let mut sent_by_memory = 0;
+    for id in 0..400 {
+        far.post_recv(id, 0, 4096);
+        // It has led and leaves the lead, which the background thread takes; then it leads again.
+        while first.wait_cq(far.cq, false, Some(short)).unwrap() {}
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| first.wait_cq(far.cq, false, Some(long)).unwrap());
+            thread::sleep(Duration::from_micros(id * 7 % 300));
+            send(id);
+            assert!(waiting.join().unwrap(), "message {id} woke nobody: {:?}", first.stats());
+        });
+        receive(id);
+        sent_by_memory = second.stats().ring_sends;
+    }
+    assert!(sent_by_memory > 300, "{sent_by_memory}");
 }

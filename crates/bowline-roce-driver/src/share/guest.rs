@@ -25,6 +25,9 @@ use crate::{EarlySockets, FormerConnections, SoftConfig, SoftDevice};
 /// How long a host may take to say what it shares.
 const PATIENCE: Duration = Duration::from_secs(3);
 
+/// More than a ring holds.
+const CATCH_UPS_MAX: usize = 32;
+
 /// What a process has been given, before its device is open.
 #[derive(Debug)]
 pub struct Joined {
@@ -210,11 +213,27 @@ impl Reader {
                 self.device.upgrade()?.take_in_one(from, to, &payload);
             }
             Message::Answer(errno) => self.answers.send(errno).ok()?,
-            // Without a ring, packets go by sockets.
-            Message::RingTo(part) => _ = self.rings.add_writer(part, fds.next()?, fds.next()?),
-            Message::RingFrom(part) => _ = self.rings.add_reader(part, fds.next()?),
+            // Where there is no ring, or no room for its descriptors, packets go by sockets.
+            Message::RingTo(part) => {
+                if let (Some(memory), Some(bell)) = (fds.next(), fds.next()) {
+                    let _ = self.rings.add_writer(part, memory, bell);
+                }
+            }
+            Message::RingFrom(part) => {
+                if let Some(memory) = fds.next() {
+                    let _ = self.rings.add_reader(part, memory);
+                }
+            }
             Message::Left(part) => {
-                self.device.upgrade()?.catch_up();
+                let device = self.device.upgrade()?;
+                device.catch_up();
+                // What it has sent arrives, as from a socket.
+                for _ in 0..CATCH_UPS_MAX {
+                    if !self.rings.has_some(part) {
+                        break;
+                    }
+                    device.catch_up();
+                }
                 self.rings.remove(part);
             }
             _ => return None,

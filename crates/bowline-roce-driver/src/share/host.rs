@@ -22,6 +22,8 @@ use crate::{EarlySockets, Impairments, SoftConfig, SoftDevice, sys};
 
 /// Part of the host's own device.
 const OWN_PART: u8 = 0;
+/// Most rings: 1 GiB of memory. Others send by their sockets.
+const RINGS_MAX: usize = 512;
 /// Most listeners of a part.
 const LISTENERS_MAX: usize = 1024;
 /// How long a process that has connected may take to say what it wants.
@@ -403,14 +405,16 @@ impl Host {
         let (Some(writer), Some(reader)) = (guests.get(&from), guests.get(&to)) else {
             return Ok(());
         };
-        if from == to || reader.is_leaving || rings.contains(&(from, to)) {
+        let is_full = rings.len() >= RINGS_MAX;
+        if from == to || reader.is_leaving || is_full || rings.contains(&(from, to)) {
             return Ok(());
         }
         let memory = ring::memory()?;
         Message::RingFrom(from).send_now(&*reader.socket, &[memory.as_fd()])?;
-        rings.insert((from, to));
         let fds = [memory.as_fd(), reader.bell.as_fd()];
-        Ok(Message::RingTo(to).send_now(&*writer.socket, &fds)?)
+        Message::RingTo(to).send_now(&*writer.socket, &fds)?;
+        rings.insert((from, to));
+        Ok(())
     }
 
     /// Has everybody with a ring to or from a part that is gone forget it, before another guest
@@ -438,20 +442,22 @@ impl Host {
     /// Ends what a guest that is gone has left: its rings, its listeners, and its connections, also
     /// at their peers.
     fn leave(&self, part: u8) {
-        self.end_rings(part);
         let mut state = self.0.lock();
-        state.guests.remove(&part);
         state.listeners.retain(|_, of| *of != part);
         let names: Vec<_> = state.groups.iter().map(|group| (group.addr, group.link)).collect();
         drop(state);
-        let Some(folder) = &self.0.folder else { return };
-        let files = ConnectionFiles::new(folder, Some(part), &names);
-        let former = files.read().unwrap_or_default();
-        if let Some(device) = self.device() {
-            device.end_former(&former);
+        if let Some(folder) = &self.0.folder {
+            let files = ConnectionFiles::new(folder, Some(part), &names);
+            let former = files.read().unwrap_or_default();
+            if let Some(device) = self.device() {
+                device.end_former(&former);
+            }
+            // It is written again by the next guest of this number.
+            let _ = files.write(&[]);
         }
-        // It is written again by the next guest of this number.
-        let _ = files.write(&[]);
+        // This may wait for others, and the number is free only after it.
+        self.end_rings(part);
+        self.0.lock().guests.remove(&part);
     }
 }
 

@@ -1,7 +1,7 @@
 //! Packets from one process to another of the same host, through memory: one writes, one reads.
 //!
 //! ```text
-//!   | tail: bytes written | head: bytes read | asleep: wake the reader | ... records ... |
+//!   | tail: bytes written | head: bytes read | asleep: wake the reader | ready: it reads | records |
 //!   record: length, segment, tos, from, to | packets, as they would be in a datagram, padded
 //! ```
 //! Each side takes the other for hostile: it keeps its own position, checks what it reads, and
@@ -19,6 +19,7 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create
 const TAIL: usize = 0;
 const HEAD: usize = 128;
 const ASLEEP: usize = 256;
+const READY: usize = 384;
 /// Where records begin.
 const DATA: usize = 4096;
 /// Bytes of records: a few bursts more than what is in flight.
@@ -88,11 +89,24 @@ pub(crate) struct Writer {
     tail: u64,
     /// What the reader has read, as last seen.
     head: u64,
+    /// The reader has the ring.
+    is_ready: bool,
 }
 
 impl Writer {
     pub(super) fn new(memory: impl AsFd) -> io::Result<Self> {
-        Ok(Self { memory: map(memory)?, tail: 0, head: 0 })
+        Ok(Self { memory: map(memory)?, tail: 0, head: 0, is_ready: false })
+    }
+
+    /// Tells whether the reader has the ring: it may have had no room for it.
+    pub(super) fn is_ready(&mut self) -> bool {
+        self.is_ready |= self.memory.load_u64(READY) != 0;
+        self.is_ready
+    }
+
+    /// Tells whether at least half of the room is free.
+    pub(super) fn is_half_empty(&mut self) -> bool {
+        self.has_room(DATA_LEN / 2)
     }
 
     fn has_room(&mut self, len: usize) -> bool {
@@ -156,7 +170,9 @@ pub(crate) struct Reader {
 
 impl Reader {
     pub(super) fn new(memory: impl AsFd) -> io::Result<Self> {
-        Ok(Self { memory: map(memory)?, head: 0, is_broken: false, is_fresh: true })
+        let memory = map(memory)?;
+        memory.store_u64(READY, 1);
+        Ok(Self { memory, head: 0, is_broken: false, is_fresh: true })
     }
 
     /// Tells whether there is something to read.
@@ -169,13 +185,6 @@ impl Reader {
         self.memory.store_u64(ASLEEP, 1);
         fence(Ordering::SeqCst);
         self.has_some()
-    }
-
-    /// Need not be woken.
-    pub(super) fn wake_up(&self) {
-        if self.memory.load_u64(ASLEEP) != 0 {
-            self.memory.store_u64(ASLEEP, 0);
-        }
     }
 
     /// Takes the next burst.
@@ -261,7 +270,7 @@ mod tests {
         let mut out = Box::new([0; BURST_MAX]);
         assert_eq!(writer.put(&burst(1, 1)), Put::Done);
         assert!(reader.fall_asleep(), "there is something");
-        reader.wake_up();
+        assert_eq!(writer.put(&burst(1, 1)), Put::Wake, "it has not been told that it is awake");
         assert_eq!(writer.put(&burst(1, 1)), Put::Done);
         while reader.take(&mut out).is_some() {}
         assert!(!reader.fall_asleep());
@@ -322,6 +331,21 @@ mod tests {
             reader.head += random.below(1 << 17) * ALIGN as u64;
         }
         assert!(taken > 1000, "{taken}");
+    }
+
+    #[test]
+    fn a_writer_knows_whether_its_reader_has_the_ring() {
+        let memory = memory().unwrap();
+        let mut writer = Writer::new(&memory).unwrap();
+        assert!(!writer.is_ready());
+        let mut reader = Reader::new(&memory).unwrap();
+        assert!(writer.is_ready() && writer.is_half_empty());
+        while writer.put(&burst(1, BURST_MAX)) != Put::Full {}
+        let mut out = Box::new([0; BURST_MAX]);
+        reader.take(&mut out).unwrap();
+        assert!(!writer.is_half_empty());
+        while reader.take(&mut out).is_some() {}
+        assert!(writer.is_half_empty());
     }
 
     #[test]

@@ -9,8 +9,10 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use bowline_roce::Burst;
+use bowline_base::clock;
+use bowline_roce::{Burst, Instant};
 
 use super::message::Message;
 use super::ring::{BURST_MAX, Came, Put, Reader, Writer};
@@ -18,11 +20,14 @@ use super::ring::{BURST_MAX, Came, Put, Reader, Writer};
 /// Number of the queue pair of connection messages, which the host gets.
 const GSI_QPN: [u8; 3] = [0, 0, 1];
 
+/// How long the host may take to answer, or not, before it is asked again.
+const ASKED_AGAIN: Duration = Duration::from_secs(1);
+
 /// The way to another process.
 #[derive(Debug)]
 enum Way {
-    /// The host has been asked for a ring.
-    Asked,
+    /// The host has been asked for a ring, then.
+    Asked(Instant),
     Ring {
         writer: Writer,
         /// Wakes the other process.
@@ -101,11 +106,19 @@ impl Rings {
             return Sent::Elsewhere;
         };
         match lock(&self.ways).get_mut(&part) {
-            Some(Way::Asked) => return Sent::Elsewhere,
+            Some(Way::Asked(at)) if clock::now().saturating_since(*at) < ASKED_AGAIN => {
+                return Sent::Elsewhere;
+            }
             Some(Way::Ring { writer, bell, is_stuck }) => {
+                if !writer.is_ready() {
+                    return Sent::Elsewhere;
+                }
+                if *is_stuck && !writer.is_half_empty() {
+                    return Sent::Stuck;
+                }
                 let put = writer.put(burst);
                 if put == Put::Full {
-                    return if *is_stuck { Sent::Stuck } else { Sent::Full };
+                    return Sent::Full;
                 }
                 *is_stuck = false;
                 if put == Put::Wake {
@@ -113,18 +126,18 @@ impl Rings {
                 }
                 return Sent::Done;
             }
-            None => {}
+            _ => {}
         }
-        lock(&self.ways).insert(part, Way::Asked);
+        lock(&self.ways).insert(part, Way::Asked(clock::now()));
         // Without an answer, the socket does as well.
         let _ = Message::Ring(part).send_now(&*self.host, &[]);
         Sent::Elsewhere
     }
 
-    /// Tells whether a burst may go by a ring: it does not go with others by one call.
-    pub(crate) fn has(&self, burst: &Burst) -> bool {
-        let ways = lock(&self.ways);
-        !ways.is_empty() && part_of(burst).is_some_and(|part| ways.contains_key(&part))
+    /// Tells whether a burst is for another process of this host: it does not go with others by one
+    /// call.
+    pub(crate) fn is_way(&self, burst: &Burst) -> bool {
+        part_of(burst).is_some_and(|part| part != self.own && part != 0)
     }
 
     /// The process that a burst is for takes nothing: until there is room, nothing waits for it.
@@ -151,12 +164,6 @@ impl Rings {
     /// For what is no memory of a ring.
     pub(super) fn add_reader(&self, part: u8, memory: OwnedFd) -> io::Result<()> {
         let reader = Reader::new(memory)?;
-        let mut ways = lock(&self.ways);
-        // A former process of this number may have left before it was given a ring.
-        if matches!(ways.get(&part), Some(Way::Asked)) {
-            ways.remove(&part);
-        }
-        drop(ways);
         let mut readers = lock(&self.readers);
         readers.retain(|from| from.part != part);
         readers.push(From { part, reader });
@@ -167,7 +174,12 @@ impl Rings {
         Ok(())
     }
 
-    /// A process has left; what came from it has been read.
+    /// Tells whether there is something to read from a process.
+    pub(super) fn has_some(&self, part: u8) -> bool {
+        lock(&self.readers).iter().any(|from| from.part == part && from.reader.has_some())
+    }
+
+    /// A process has left.
     pub(super) fn remove(&self, part: u8) {
         lock(&self.ways).remove(&part);
         let mut readers = lock(&self.readers);
@@ -193,11 +205,6 @@ impl Rings {
     /// Asks for the bell to be rung; returns whether there is something to read already.
     pub(crate) fn fall_asleep(&self) -> bool {
         lock(&self.readers).iter().any(|from| from.reader.fall_asleep())
-    }
-
-    /// The bell need not be rung.
-    pub(crate) fn wake_up(&self) {
-        lock(&self.readers).iter().for_each(|from| from.reader.wake_up());
     }
 
     /// Tells whether the sockets are to be emptied before the rings are read.
