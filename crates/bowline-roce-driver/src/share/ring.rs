@@ -270,7 +270,7 @@ mod tests {
         let mut out = Box::new([0; BURST_MAX]);
         assert_eq!(writer.put(&burst(1, 1)), Put::Done);
         assert!(reader.fall_asleep(), "there is something");
-        assert_eq!(writer.put(&burst(1, 1)), Put::Wake, "it has not been told that it is awake");
+        assert_eq!(writer.put(&burst(1, 1)), Put::Wake, "it does not say that it is awake");
         assert_eq!(writer.put(&burst(1, 1)), Put::Done);
         while reader.take(&mut out).is_some() {}
         assert!(!reader.fall_asleep());
