@@ -74,6 +74,12 @@ const STEPS: [Step; 25] = [
     step("deny", &["xtask", "deny"], 60),
     step("publish", &["xtask", "publish"], 120),
     step("musl", &["xtask", "musl"], 600),
+    // Only its own profile links it.
+    step(
+        "shared",
+        &["build", "--profile", "shared", "--locked", "--package", "bowline-ibverbs"],
+        300,
+    ),
     step("quickstart", &["run", "--release", "--locked", "--", "quickstart"], 600),
     step("sim", &["xtask", "sim", "--seeds", "6000"], 600),
     step("sim rdma", &["xtask", "sim", "--scenario", "rdma", "--seeds", "8000"], 600),

@@ -49,11 +49,18 @@ fn build(with_libraries: bool) -> Result<(), Outcome> {
     let mut packages = vec![COMMAND, DAEMON];
     if with_libraries {
         packages.push(&["--package", "bowline-preload"]);
-        packages.push(&["--package", "bowline-ibverbs"]);
     }
     packages.into_iter().try_for_each(|package| {
         done(status(cargo(&["build", "--release", "--locked"]).args(package)))
-    })
+    })?;
+    if with_libraries {
+        let package = ["--locked", "--package", "bowline-ibverbs"];
+        done(status(cargo(&["build", "--profile", "shared"]).args(package)))?;
+        let built = repo::target().join("shared/bowline-ibverbs");
+        fs::copy(&built, release().join("bowline-ibverbs"))
+            .map_err(|error| Outcome::Failed(format!("{}: {error}", built.display())))?;
+    }
+    Ok(())
 }
 
 /// Writes man pages and completions as the command itself describes them; those of before are gone.

@@ -59,7 +59,7 @@ impl View {
         }
         if self.library.is_none() {
             return Err("bowline-ibverbs is not there: install it beside `bowline`, or in \
-                ../lib/bowline; `cargo build --release --package bowline-ibverbs` builds it"
+                ../lib/bowline; `cargo build --profile shared --package bowline-ibverbs` builds it"
                 .to_owned());
         }
         Ok(())
