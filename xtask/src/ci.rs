@@ -28,7 +28,7 @@ const XTASK: [&str; 6] = ["run", "--quiet", "--locked", "--package", "xtask", "-
 /// What is optional is built and tested, too.
 const ALL: &str = "--all-features";
 
-const STEPS: [Step; 25] = [
+const STEPS: [Step; 26] = [
     step("fmt", &["fmt", "--all", "--check"], 60),
     step(
         "clippy",

@@ -3,7 +3,8 @@
 //! Locks: `rx` (reading and handling, so that packets are handled in the order they arrived) or
 //! `tx` (sending, so that packets leave in the order they were made), then `state` (the core). No
 //! thread waits for one of the first two while it has the other, and data paths only try them. The
-//! last is never held over a system call, with three exceptions: a write to an event descriptor; a receive without waiting
+//! last is never held over a system call, with three exceptions: a write to an event descriptor; a
+//! receive without waiting
 //! into memory that peers write, which must not be taken back from them during the call; and a copy
 //! to or from memory of another process (`bowline_verbs::ForeignMemory`), which takes as long as
 //! its implementation lets that process take.

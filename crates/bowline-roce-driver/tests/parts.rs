@@ -332,8 +332,8 @@ fn a_number_that_is_given_again_has_new_rings() {
     talk(&joined.1, 7001);
 }
 
-/// A thread that sleeps for what comes by memory is woken, whatever the background thread, which has
-/// slept on the same before, does at that moment.
+/// A thread that sleeps for what comes by memory is woken, whatever the background thread does at
+/// that moment, which has slept on the same before.
 #[test]
 fn who_waits_for_memory_is_woken() {
     let hosted = hosted(ip(60, 12));
