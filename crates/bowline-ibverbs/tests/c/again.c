@@ -9,13 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define MUST(what) \
-	do { \
-		if (!(what)) { \
-			printf("line %d: %s: %m\n", __LINE__, #what); \
-			exit(1); \
-		} \
-	} while (0)
+#include "must.h"
 
 static struct ibv_context *context;
 static struct ibv_pd *pd;

@@ -9,13 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define MUST(what) \
-	do { \
-		if (!(what)) { \
-			printf("line %d: %s: %m\n", __LINE__, #what); \
-			exit(1); \
-		} \
-	} while (0)
+#include "must.h"
 
 static struct ibv_context *open_at(const char *addr)
 {

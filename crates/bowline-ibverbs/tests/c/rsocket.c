@@ -12,13 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define MUST(what) \
-	do { \
-		if (!(what)) { \
-			printf("line %d: %s: %m\n", __LINE__, #what); \
-			exit(1); \
-		} \
-	} while (0)
+#include "must.h"
 #define FAILS(what, with) MUST((what) == -1 && errno == (with))
 
 #define MANY (1 << 20)

@@ -10,13 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MUST(what) \
-	do { \
-		if (!(what)) { \
-			printf("line %d: %s: %m\n", __LINE__, #what); \
-			exit(1); \
-		} \
-	} while (0)
+#include "must.h"
 
 static const char *address;
 static int listening;
