@@ -225,6 +225,9 @@ impl Shared {
             }
         }
         self.flush_unsent();
+        // Another thread may be sending the answers.
+        drop(self.tx.lock());
+        self.flush_unsent();
     }
 
     fn pump_sockets(&self, one: bool) -> PumpResult {
