@@ -4,8 +4,8 @@ use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Folder of a library in a system, below that of this command's folder.
-const INSTALLED: &str = "../lib/bowline";
+/// Folder of a library in a system, below the one that has this command's folder.
+const INSTALLED: &str = "lib/bowline";
 
 /// Finds the library: next to this command, or where packages put it.
 ///
@@ -30,8 +30,9 @@ pub fn installed(name: &str) -> Option<PathBuf> {
 
 fn places(name: &str) -> [PathBuf; 2] {
     let own = env::current_exe().unwrap_or_default();
-    let folder = own.parent().unwrap_or(Path::new("/"));
-    [folder.join(name), folder.join(INSTALLED).join(name)]
+    let root = Path::new("/");
+    let folder = own.parent().unwrap_or(root);
+    [folder.join(name), folder.parent().unwrap_or(root).join(INSTALLED).join(name)]
 }
 
 fn find(name: &str, build: &str) -> Result<PathBuf, String> {
