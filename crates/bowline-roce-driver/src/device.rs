@@ -620,6 +620,10 @@ impl Device for SoftDevice {
         }
         shared.polls.fetch_add(1, Relaxed);
         let came = shared.pump_one_socket();
+        if came == PumpResult::Rested {
+            shared.flush_unsent();
+            return Ok(0);
+        }
         if came != PumpResult::Received {
             let empty_polls_before = shared.empty_polls.fetch_add(1, Relaxed);
             if empty_polls_before.is_multiple_of(EMPTY_POLLS_PER_TIMER_CHECK) {

@@ -185,7 +185,7 @@ impl Shared {
         let came = self.pump();
         self.flush_unsent();
         match came {
-            PumpResult::Nothing => self.poll_budget.give_way(),
+            PumpResult::Nothing | PumpResult::Rested => self.poll_budget.give_way(),
             PumpResult::Busy => state.pump_was_busy = true,
             PumpResult::Received => {
                 let now = clock::now().as_nanos();

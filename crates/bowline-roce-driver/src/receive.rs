@@ -8,6 +8,7 @@
 use core::sync::atomic::Ordering;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{PoisonError, TryLockError};
+use std::time::Duration;
 
 use bowline_base::clock;
 use bowline_roce::{GroBuffer, IdentHint, Instant, OpenMessage, PlacementOutcome};
@@ -54,6 +55,14 @@ const LOOKS_PER_SOCKET: u32 = 16;
 /// Bytes by rings after which it looks at its sockets in any case.
 const RING_BYTES_PER_SOCKET: usize = 1 << 20;
 
+/// After a look that found nothing, a program that polls looks at the same socket again after this
+/// time: each look is a system call, and most polls of a fast program would be one in vain.
+const REST: Duration = Duration::from_nanos(400);
+/// The same for a socket to which nothing has come lately, unless it has had the last packets.
+const REST_OF_OTHERS: Duration = Duration::from_micros(20);
+/// How long a socket that received something is looked at often.
+const LATELY: Duration = Duration::from_millis(1);
+
 /// The ECN bits of a type of service: none where marks are not taken, both with a mark.
 const ECN: u8 = 0b11;
 
@@ -68,6 +77,8 @@ pub(crate) struct Rx {
     sockets: Vec<SocketState>,
     /// Index of the socket to begin with; may be past the last one.
     next: usize,
+    /// Index of the socket that received something last.
+    last: Option<usize>,
     /// A burst that has come by a ring.
     pub(crate) burst: BurstBuffer,
     /// Looks since the last one that found something in a ring.
@@ -84,6 +95,7 @@ impl Rx {
             inbox: Inbox::new(),
             sockets: vec![SocketState::default(); sockets],
             next: 0,
+            last: None,
             burst: burst_buffer(),
             ring_looks: u32::MAX,
             turns: 0,
@@ -97,6 +109,10 @@ impl Rx {
 struct SocketState {
     /// Most buffers to receive with one call; 0 if the last read found nothing.
     most: usize,
+    /// When it received something last.
+    received_at: Instant,
+    /// When a program that polls looks at it again.
+    rests_until: Instant,
     /// The long message in the middle of which the last buffer ended.
     open_message: Option<OpenMessage>,
     /// Receives since then that found nothing.
@@ -181,6 +197,8 @@ const CATCH_UP_MAX: usize = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PumpResult {
     Nothing,
+    /// It is too early to look again.
+    Rested,
     /// Another thread is reading the network and handles the packets.
     Busy,
     Received,
@@ -209,7 +227,7 @@ impl Shared {
 
     /// Like `pump`, for a program that polls repeatedly. If a socket has packets at every poll,
     /// only that socket is read in one call, so that the program's answers go to one peer and fill
-    /// bursts.
+    /// bursts. A socket that had nothing is left alone for a moment.
     pub(crate) fn pump_one_socket(&self) -> PumpResult {
         self.pump_sockets(true)
     }
@@ -218,7 +236,7 @@ impl Shared {
     pub(crate) fn catch_up(&self) {
         for _ in 0..CATCH_UP_MAX {
             match self.pump() {
-                PumpResult::Nothing => break,
+                PumpResult::Nothing | PumpResult::Rested => break,
                 // Its batch is handled when it gives the lock back.
                 PumpResult::Busy => drop(self.rx.lock()),
                 PumpResult::Received => {}
@@ -267,28 +285,45 @@ impl Shared {
         }
         rx.ring_bytes = 0;
         match self.read_sockets(&mut rx, one) {
-            PumpResult::Nothing => result,
+            PumpResult::Received => PumpResult::Received,
+            _ if result == PumpResult::Received => result,
             came => came,
         }
     }
 
     /// Reads sockets, each once.
     fn read_sockets(&self, rx: &mut Rx, one: bool) -> PumpResult {
-        let Rx { inbox, sockets, next, .. } = rx;
-        let mut result = PumpResult::Nothing;
+        let Rx { inbox, sockets, next, last, .. } = rx;
+        let mut result = if one { PumpResult::Rested } else { PumpResult::Nothing };
+        let now = clock::now();
         // Packets to be captured or dropped must be examined first.
         let in_place_allowed = self.capture.is_none() && self.line.is_none() && !self.cuts.any();
         let first = *next;
         for at in (first..self.endpoints.len()).chain(0..first) {
             let (endpoint, socket) = (&self.endpoints[at], &mut sockets[at]);
             let in_a_row = socket.most > 0;
+            if one && now < socket.rests_until {
+                continue;
+            }
             socket.most = if socket.single_left > 0 && in_place_allowed {
                 self.receive_one_by_one(endpoint, inbox, socket)
             } else {
                 self.receive_batch(endpoint, inbox, socket)
             };
-            if socket.most > 0 {
+            if socket.most == 0 {
+                let is_other =
+                    *last != Some(at) && now.saturating_since(socket.received_at) > LATELY;
+                let rest = if is_other { REST_OF_OTHERS } else { REST };
+                if one {
+                    socket.rests_until = clock::now() + rest;
+                }
+                if result == PumpResult::Rested {
+                    result = PumpResult::Nothing;
+                }
+            } else {
                 result = PumpResult::Received;
+                socket.received_at = now;
+                *last = Some(at);
                 if one && in_a_row {
                     *next = at + 1;
                     break;
@@ -651,10 +686,14 @@ mod tests {
             taken
         };
         assert_eq!(look(Shared::pump_one_socket), 0);
+        let look_again = || {
+            std::thread::sleep(REST_OF_OTHERS);
+            look(Shared::pump_one_socket)
+        };
         // The first time packets arrive, both sockets are read.
         packets(0, 1);
         packets(1, 1);
-        assert_eq!(look(Shared::pump_one_socket), 2);
+        assert_eq!(look_again(), 2);
         packets(0, 1);
         packets(1, 4);
         assert_eq!(look(Shared::pump_one_socket), 1);
@@ -668,9 +707,39 @@ mod tests {
         assert_eq!(look(Shared::pump), 5);
         // If a socket is empty, the next one is read.
         packets(1, 1);
-        assert_eq!(look(Shared::pump_one_socket), 1);
+        assert_eq!(look_again(), 1);
         packets(0, 1);
-        assert_eq!(look(Shared::pump_one_socket), 1);
+        assert_eq!(look_again(), 1);
         assert_eq!(look(Shared::pump_one_socket), 0);
+    }
+
+    /// Most polls of a fast program are no system call, and none is far from the next look.
+    #[test]
+    fn a_socket_that_had_nothing_rests_for_a_moment() {
+        let shared = Shared::unshared(&[[127, 77, 1, 7], [127, 77, 1, 8]].map(IpAddr::from));
+        assert_eq!(shared.pump_one_socket(), PumpResult::Nothing);
+        let looks = |shared: &Shared| shared.stats.snapshot().empty_looks;
+        assert_eq!(looks(&shared), 2, "one for each socket");
+        let rests = |shared: &Shared| shared.rx.lock().unwrap().sockets.clone();
+        let now = clock::now();
+        assert!(rests(&shared).iter().all(|socket| socket.rests_until <= now + REST_OF_OTHERS));
+        for socket in &mut shared.rx.lock().unwrap().sockets {
+            socket.rests_until = now + Duration::from_secs(60);
+        }
+        assert_eq!(shared.pump_one_socket(), PumpResult::Rested);
+        assert_eq!(looks(&shared), 2);
+        assert_eq!(shared.pump(), PumpResult::Nothing, "others look at once");
+        assert_eq!(looks(&shared), 4);
+        // Where one socket receives, the others rest longer, but not long.
+        let mut rx = shared.rx.lock().unwrap();
+        rx.last = Some(0);
+        for socket in &mut rx.sockets {
+            (socket.rests_until, socket.received_at) = (now, Instant::default());
+        }
+        drop(rx);
+        assert_eq!(shared.pump_one_socket(), PumpResult::Nothing);
+        let [first, second] = rests(&shared).try_into().unwrap();
+        assert!(second.rests_until > first.rests_until + REST);
+        assert!(second.rests_until <= clock::now() + REST_OF_OTHERS);
     }
 }

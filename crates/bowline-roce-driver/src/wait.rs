@@ -158,7 +158,7 @@ impl Shared {
                 let turn = looks.is_multiple_of(LOOKS_PER_OTHER);
                 other_is_ready = turn && other.is_some_and(can_read);
                 match self.pump() {
-                    PumpResult::Nothing => self.poll_budget.give_way(),
+                    PumpResult::Nothing | PumpResult::Rested => self.poll_budget.give_way(),
                     PumpResult::Busy => std::thread::yield_now(),
                     PumpResult::Received => {
                         let came = clock::now();
@@ -189,7 +189,7 @@ impl Shared {
             other_is_ready = woken.other;
             if woken.arrived {
                 match self.pump() {
-                    PumpResult::Nothing => {}
+                    PumpResult::Nothing | PumpResult::Rested => {}
                     // The thread that handles the packets may wait for this processor.
                     PumpResult::Busy => std::thread::yield_now(),
                     PumpResult::Received => {
