@@ -40,7 +40,7 @@ pub(crate) struct Channel<D> {
     /// The process has said which version it speaks.
     pub(crate) greeted: bool,
     pub(crate) waiting: Option<Waiting>,
-    /// Since when it is [full](Self::is_full).
+    /// Since when it is [full](Self::is_full), or its user behind.
     pub(crate) full_since: Option<Instant>,
     /// A random number that the process is told, and that stands in the memory that it shows.
     pub(crate) nonce: [u8; NONCE_LEN],

@@ -47,7 +47,8 @@ const READ: usize = 64 << 10;
 const _: () = assert!(READ >= RING_MESSAGE_MAX);
 /// Requests of one channel that are executed before others get their turn.
 const REQUESTS: usize = 64;
-/// How long a channel may be full of requests that wait for the one before them.
+/// How long a channel may be full of requests that wait for the one before them, and how long its
+/// user may have sent too much that cannot be closed.
 const STUFFED: Duration = Duration::from_secs(60);
 /// How often the server looks at what tells nobody of itself, and its longest sleep.
 pub const LOOK: Duration = Duration::from_millis(200);
@@ -75,6 +76,8 @@ pub struct Core<O: Outside> {
     looked: Option<Instant>,
     /// Channels that have more requests than they may have in one round.
     again: BTreeSet<ChannelId>,
+    /// Channels from which nothing is taken until what their user has sent before is closed.
+    held_up: BTreeSet<ChannelId>,
     /// Messages that went through rings since the server last slept.
     pub(crate) moved: usize,
     /// Before it last slept, that was one at most.
@@ -109,6 +112,7 @@ impl<O: Outside> Core<O> {
             deadlines: BTreeSet::new(),
             looked: None,
             again: BTreeSet::new(),
+            held_up: BTreeSet::new(),
             moved: 0,
             sends_singly: false,
             next: ChannelId(1),
@@ -178,6 +182,9 @@ impl<O: Outside> Core<O> {
         self.looked = Some(now);
         self.check_idle();
         self.check_full();
+        for number in std::mem::take(&mut self.held_up) {
+            self.channel_event(number, false);
+        }
         self.end_stuffed(now);
         true
     }
@@ -307,7 +314,12 @@ impl<O: Outside> Core<O> {
     pub fn channel_event(&mut self, number: ChannelId, has_ended: bool) {
         let Some(channel) = self.channels.get_mut(&number) else { return };
         let open = channel.flush().and_then(|()| channel.fill(&mut self.scratch));
-        let goes_on = matches!(open, Ok(true))
+        // Another program of the user's may have done that, or a burst.
+        let is_held_up = open == Err(EDQUOT);
+        if is_held_up {
+            self.held_up.insert(number);
+        }
+        let goes_on = (is_held_up || open == Ok(true))
             && self.count_held(number)
             && self.serve(number)
             && self.has_taken_descriptor(number);
@@ -318,15 +330,17 @@ impl<O: Outside> Core<O> {
         }
     }
 
-    /// Ends channels that have been full for long: what is behind is not read, and may be what
-    /// keeps the other end open when its process is gone. The library has one request under way.
+    /// Ends channels from which nothing could be taken for long, as they are full or held up: what
+    /// is behind is not read, and may be what keeps the other end open when its process is gone.
+    /// The library has one request under way.
     pub(crate) fn end_stuffed(&mut self, now: Instant) {
-        let is_stuffed = |channel: &mut Channel<O::Descriptor>| {
-            let since = if channel.is_full() { channel.full_since.or(Some(now)) } else { None };
-            channel.full_since = since;
-            since.is_some_and(|since| now.saturating_since(since) >= STUFFED)
+        let held_up = &self.held_up;
+        let is_stuffed = |number, channel: &mut Channel<O::Descriptor>| {
+            let is_one = channel.is_full() || held_up.contains(number);
+            channel.full_since = channel.full_since.filter(|_| is_one).or(is_one.then_some(now));
+            channel.full_since.is_some_and(|since| now.saturating_since(since) >= STUFFED)
         };
-        let stuffed = self.channels.iter_mut().filter_map(|(n, c)| is_stuffed(c).then_some(*n));
+        let stuffed = self.channels.iter_mut().filter_map(|(n, c)| is_stuffed(n, c).then_some(*n));
         for number in stuffed.collect::<Vec<_>>() {
             self.end_channel(number);
         }

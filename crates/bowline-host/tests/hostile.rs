@@ -815,6 +815,48 @@ fn what_a_user_sends_is_bounded_while_it_cannot_be_closed() {
     scene.works();
 }
 
+/// A user's other programs wait while what one has sent cannot be closed, and go on afterwards.
+#[test]
+fn a_program_waits_while_another_of_its_user_has_sent_too_much() {
+    let scene = Scene::alone(28);
+    let before = descriptors();
+    let (mut innocent, mut hostile) = (scene.channel(), scene.channel());
+    let (handle, _fd) = open(&mut innocent);
+    let begun = Instant::now();
+    let mut peers = Vec::new();
+    while !all_are_stuck() {
+        assert!(begun.elapsed() < LIMIT, "{} threads close", closing());
+        for _ in 0..4 {
+            let (_, fd) = open(&mut hostile);
+            let (stream, peer) = lingering(28);
+            assert!(send_along(&fd, &offer(VERSION), &[stream.as_fd()]));
+            // Whoever closes it last waits: the node, or this thread.
+            std::thread::spawn(move || drop(stream));
+            assert_eq!(ask(&mut hostile, Head::new(Op::LocalName, 0), b"", b""), EBADF);
+            peers.push(peer);
+        }
+    }
+    let file = File::open("/proc/self/comm").unwrap();
+    let own = descriptors();
+    // Its own requests would wait as well.
+    while descriptors() < own + 1024 {
+        assert!(begun.elapsed() < LIMIT, "{} descriptors, {own} before", descriptors());
+        let other = UnixStream::connect(scene.folder.join("host.sock")).unwrap();
+        let _ = send_along(&other, b"x", &[file.as_fd(); 250]);
+    }
+    put(&mut innocent, Head::new(Op::LocalName, handle), b"", b"");
+    innocent.set_nonblocking(true).unwrap();
+    let early = innocent.read(&mut [0; 256]).map_err(|error| error.kind());
+    assert_eq!(early, Err(std::io::ErrorKind::WouldBlock), "its user is behind");
+    std::thread::sleep(Duration::from_millis(500));
+    innocent.set_nonblocking(false).unwrap();
+    drop(peers);
+    assert_eq!(answer(&mut innocent), 0);
+    drop((innocent, _fd, hostile, file));
+    come_back_to(before);
+    scene.works();
+}
+
 /// All threads that close for one user are stuck, and stay so.
 fn all_are_stuck() -> bool {
     let all = || closing() >= 8;
