@@ -1,6 +1,7 @@
 //! Nodes that end in good order: what their programs received is acknowledged, what theirs sent is
 //! written, and peers learn of it. Over TCP, with and without end-to-end acknowledgement, and over
 //! RDMA.
+#![cfg(feature = "rdma")]
 
 mod common;
 

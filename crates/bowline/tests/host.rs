@@ -350,6 +350,36 @@ fn what_is_sent_to_nobody_is_waited_for_and_can_be_cancelled() {
     a.flush(Some(LIMIT)).unwrap();
 }
 
+// tests [R-1001]
+#[test]
+fn a_program_sees_its_sockets_messages_and_connections() {
+    let scene = Scene::new(249);
+    let (a, _b) = scene.pair(4000);
+    let nobody = addr(249, 9, 4000);
+    a.send_to(&message(0), scene.b(4000)).unwrap();
+    a.send_to(b"kept", nobody).unwrap();
+    let node = Node::at(&scene.place).unwrap();
+    let begun = std::time::Instant::now();
+    let info = loop {
+        let info = node.info();
+        // The node takes messages off the ring in a moment.
+        if !info.recv.is_empty() && !(info.send.is_empty() && info.retrans.is_empty()) {
+            break info;
+        }
+        assert!(begun.elapsed() < LIMIT, "{info:?}");
+    };
+    let bound: Vec<_> = info.sockets.iter().map(|socket| socket.bound.unwrap()).collect();
+    assert!(bound.contains(&scene.a(4000)) && bound.contains(&scene.b(4000)), "{bound:?}");
+    assert_eq!(bound.len(), 2, "{bound:?}");
+    let kept = info.send.iter().chain(&info.retrans).find(|row| row.remote == nobody).unwrap();
+    assert_eq!((kept.local, kept.len), (scene.a(4000), 4));
+    assert_eq!((info.recv[0].local, info.recv[0].remote), (scene.b(4000), scene.a(4000)));
+    assert!(info.connections.iter().any(|conn| conn.remote == nobody.ip()), "{info:?}");
+    let short = node.info_without_messages();
+    assert!(short.send.is_empty() && short.retrans.is_empty() && short.recv.is_empty());
+    assert_eq!(short.sockets.len(), 2);
+}
+
 #[test]
 fn what_is_the_owners_is_not_for_programs() {
     let scene = Scene::new(237);

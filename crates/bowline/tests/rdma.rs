@@ -1,4 +1,5 @@
 //! RDS over RDMA, on devices of this process.
+#![cfg(feature = "rdma")]
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};

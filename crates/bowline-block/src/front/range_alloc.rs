@@ -19,6 +19,7 @@ impl RangeAllocator {
     }
 
     /// How much an allocation of `len` bytes takes.
+    #[cfg(feature = "fuse")]
     pub(super) fn taken_by(len: usize) -> usize {
         round(len)
     }

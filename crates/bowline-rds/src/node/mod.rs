@@ -6,6 +6,7 @@ mod ends;
 mod farewell;
 mod handshake;
 mod info;
+mod info_tables;
 mod invariants;
 mod links;
 mod plain;

@@ -1,6 +1,6 @@
 //! Section 10: what the node tells about itself, in the kernel's layouts.
 
-use bowline_rds::{CloseReason, Config, Counters, Error};
+use bowline_rds::{CloseReason, Config, Counters, Error, Info, MessageInfo};
 
 use crate::support::*;
 
@@ -59,6 +59,50 @@ fn item_sizes_are_the_kernels() {
         }
     }
     assert_eq!(Error::NoSuchOption.errno(), 92);
+}
+
+#[test]
+fn tables_are_read_as_they_are_written() {
+    let lab = full();
+    let table = |option| match lab.node.info_option(option) {
+        Ok(table) => Ok(Some(table.bytes)),
+        Err(Error::NoSuchOption) => Ok(None),
+        Err(other) => Err(other),
+    };
+    let (read, own) = (Info::from_tables(table).unwrap(), lab.node.info());
+    let text = |rows: &[MessageInfo]| format!("{rows:?}");
+    assert_eq!(text(&read.send), text(&own.send));
+    assert_eq!(text(&read.retrans), text(&own.retrans));
+    assert_eq!(text(&read.recv), text(&own.recv));
+    assert_eq!([read.send.len(), read.retrans.len(), read.recv.len()], [1, 1, 1]);
+    let ([found], [socket]) = (&read.sockets[..], &own.sockets[..]) else { panic!("one socket") };
+    assert_eq!((found.bound, found.connected), (socket.bound, socket.connected));
+    assert_eq!(
+        (found.send_buffer, found.recv_buffer, found.inode),
+        (socket.send_buffer, socket.recv_buffer, socket.inode)
+    );
+    assert_eq!((found.send_bytes, found.recv_bytes, found.recv_messages), (14, 8, 1));
+    let ([found], [conn]) = (&read.connections[..], &own.connections[..]) else {
+        panic!("one connection")
+    };
+    assert_eq!(
+        (found.local, found.remote, found.transport, found.flags),
+        (conn.local, conn.remote, conn.transport, conn.flags)
+    );
+    assert_eq!((found.next_tx_seq, found.next_rx_seq), (conn.next_tx_seq, conn.next_rx_seq));
+    let ([found], [link]) = (&read.links[..], &own.links[..]) else { panic!("one link") };
+    assert_eq!((found.local, found.remote), (link.local, link.remote));
+    assert_eq!(
+        (found.last_sent_nxt, found.last_expected_una, found.last_seen_una),
+        (link.last_sent_nxt, link.last_expected_una, link.last_seen_una)
+    );
+    assert!(read.paths.is_empty() && read.rdma.is_none());
+    // Another node's may be cut anywhere, or absent.
+    let cut = |option| table(option).map(|bytes| bytes.map(|bytes| bytes[..7].to_vec()));
+    let read = Info::from_tables(cut).unwrap();
+    assert!(read.sockets.is_empty() && read.connections.is_empty() && read.send.is_empty());
+    let nothing = Info::from_tables(|_| Ok::<_, Error>(None)).unwrap();
+    assert!(nothing.links.is_empty());
 }
 
 // tests 10.3: names and their order; [OBS-2]

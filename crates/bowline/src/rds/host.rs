@@ -11,8 +11,8 @@ use bowline_base::Errno;
 use bowline_host_client::{Host, OwnedSocket};
 use bowline_host_wire::name;
 use bowline_rds::{
-    Counters, Interest, LengthLimit, OutstandingMessages, Readiness, Rope, SendControl, TooLong,
-    Transport,
+    Counters, Info, Interest, LengthLimit, OutstandingMessages, Readiness, Rope, SendControl,
+    TooLong, Transport,
 };
 use bowline_wire::rds::uapi::{
     MSG_DONTWAIT, MSG_PEEK, MSG_ZEROCOPY, RDS_CANCEL_SENT_TO, RDS_CONG_MONITOR,
@@ -98,6 +98,21 @@ pub(super) fn counters(host: &Host) -> Vec<(&'static str, u64)> {
     let value = |name: &str| rows.iter().find(|(text, _)| text == name.as_bytes());
     let names = Counters::default();
     names.iter().filter_map(|(name, _)| Some((name, value(name)?.1))).collect()
+}
+
+/// What the node's tables say; nothing when it is gone.
+pub(super) fn info(host: &Host) -> Info {
+    let tables = || {
+        let socket = HostSocket::open(host)?;
+        let mut info = Info::from_tables(|option| match socket.table(option as i32) {
+            Err(error) if error.errno() == Errno::ENOPROTOOPT.0 => Ok(None),
+            table => table.map(Some),
+        })?;
+        // The one that asks is no socket of the program's.
+        info.sockets.retain(|socket| socket.bound.is_some());
+        Ok::<_, Error>(info)
+    };
+    tables().unwrap_or_default()
 }
 
 impl HostSocket {

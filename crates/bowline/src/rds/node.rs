@@ -130,16 +130,26 @@ impl Node {
     }
 
     /// Returns the state of all sockets, connections, paths, messages and TCP connections, as
-    /// `rds-info` shows it. Of the host's node it is empty: `bowline info` shows that.
+    /// `rds-info` shows it. Of the host's node it has what a program may see, and what those tables
+    /// have: this user's bound sockets and their messages, no paths, and counts of a connection are
+    /// 0; `bowline info` shows all. Nothing is there once the host's node has ended.
     pub fn info(&self) -> Info {
-        let info = |driver: &Driver| driver.inspect(|core| core.info());
-        self.owned().map(info).unwrap_or_default()
+        match &self.of {
+            Of::Process(driver) => driver.inspect(|core| core.info()),
+            Of::Host(host) => host::info(host),
+        }
     }
 
     /// Returns the same without the messages, of which there may be very many.
     pub fn info_without_messages(&self) -> Info {
-        let info = |driver: &Driver| driver.inspect(|core| core.info_without_messages());
-        self.owned().map(info).unwrap_or_default()
+        match &self.of {
+            Of::Process(driver) => driver.inspect(|core| core.info_without_messages()),
+            Of::Host(host) => {
+                let mut info = host::info(host);
+                (info.send, info.retrans, info.recv) = Default::default();
+                info
+            }
+        }
     }
 
     /// Returns the counters: first the kernel's, in its order and with its names, then those of

@@ -11,5 +11,6 @@ mod floods;
 mod frames;
 mod memory;
 mod raw;
+#[cfg(feature = "rdma")]
 mod rdma;
 mod scene;
