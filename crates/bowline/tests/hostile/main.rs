@@ -1,5 +1,6 @@
 //! Hostile peers, over real connections: each loses at most its own connection, is counted, uses a
 //! bounded amount of memory, and does not disturb others.
+#![cfg(feature = "rdma")]
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -11,6 +12,5 @@ mod floods;
 mod frames;
 mod memory;
 mod raw;
-#[cfg(feature = "rdma")]
 mod rdma;
 mod scene;
