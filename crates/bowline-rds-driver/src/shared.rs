@@ -127,7 +127,7 @@ pub(crate) struct State {
     pub(crate) calls: u64,
     pub(crate) events: VecDeque<Event>,
     #[cfg(feature = "tracing")]
-    pub(crate) log_limit: bowline_base::RateLimit,
+    pub(crate) log_limits: crate::log::Limits,
     pub(crate) bytes_copied: (u64, u64),
     /// The node makes no new connections.
     pub(crate) closing: bool,
@@ -178,7 +178,7 @@ impl State {
             calls: 0,
             events: VecDeque::new(),
             #[cfg(feature = "tracing")]
-            log_limit: crate::log::LIMIT,
+            log_limits: crate::log::Limits::new(),
             bytes_copied: (0, 0),
             closing: false,
             helper_leaves: false,
@@ -510,7 +510,7 @@ impl Shared {
             }
             Output::Event(event) => {
                 #[cfg(feature = "tracing")]
-                if let Some(left_out) = st.log_limit.admit(st.now) {
+                if let Some(left_out) = st.log_limits.admit(&event, st.now) {
                     todo.log.push((event.clone(), left_out));
                 }
                 if st.events.len() == EVENTS_KEPT {

@@ -193,6 +193,10 @@ pub enum Event {
         remote: IpAddr,
         /// Index of the path.
         path: u8,
+        /// Why it lost its connection; `None` when this node or the peer ends in good order, or
+        /// this node ended the connection: because it was asked to, the peer broke a rule, or
+        /// another connection took its place.
+        why: Option<CloseReason>,
     },
     /// A peer cannot be connected to. The node tries again as long as there are messages for it, or
     /// it has been connected before. Told once for each cause until the peer is connected.

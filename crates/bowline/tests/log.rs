@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use bowline::rds::PathState;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
@@ -68,15 +69,37 @@ impl Subscriber for Log {
 }
 
 #[test]
-fn paths_and_peers_that_cannot_be_reached_are_told() {
+fn peers_that_come_and_end_and_those_that_cannot_be_reached_are_logged() {
     let log = Log::default();
     tracing::subscriber::set_global_default(log.clone()).unwrap();
     let pair = Pair::new(37);
     let (a, b) = pair.sockets(4000);
     a.send_to(b"here", pair.b(4000)).unwrap();
     b.recv(&mut [0; 8]).unwrap();
-    log.wait_for("INFO bowline::rds", &["message=path up", "local=", "remote="]);
+    log.wait_for("INFO bowline::rds", &["message=peer connected", "local=", "remote="]);
+    log.wait_for("DEBUG bowline::rds", &["message=path up", "path=7"]);
 
     a.send_to(b"nobody", addr(37, 9, 4000)).unwrap();
     log.wait_for("WARN bowline::rds", &["message=cannot connect", "why=refused"]);
+
+    // Paths that are lost have their reason; an orderly end is one line, without a warning.
+    pair.right.drop_connections(Some(common::ip(37, 1)));
+    log.wait_for("WARN bowline::rds", &["message=path down", "why=", "path=0"]);
+    let begun = Instant::now();
+    let is_up = || pair.left.info().paths.iter().filter(|p| p.state == PathState::Up).count() == 8;
+    while !is_up() {
+        assert!(begun.elapsed() < LIMIT, "{:?}", pair.left.info().paths);
+        thread::sleep(Duration::from_millis(5));
+    }
+    let before = log.0.lock().unwrap().len();
+    assert!(pair.right.shutdown(LIMIT));
+    log.wait_for("INFO bowline::rds", &["message=peer disconnected"]);
+    log.wait_for("INFO bowline::rds", &["message=peer ended"]);
+    log.wait_for("DEBUG bowline::rds", &["message=path down", "path=7"]);
+    let lines = log.0.lock().unwrap()[before..].to_vec();
+    let lines = lines.iter().filter(|line| !line.contains("remote=127.100.37.9"));
+    // The other side may try to connect once more.
+    let lines = lines.filter(|line| !line.contains("message=cannot connect"));
+    let warnings: Vec<_> = lines.filter(|line| line.starts_with("WARN")).collect();
+    assert!(warnings.is_empty(), "{warnings:#?}");
 }

@@ -117,6 +117,9 @@ impl Watched<'_> {
         for event in self.node.events() {
             let line = match event {
                 Event::PathUp { remote, .. } => format!("peer {remote}: paths up"),
+                Event::PathDown { remote, why: Some(why), .. } => {
+                    format!("peer {remote}: paths down, {why}")
+                }
                 Event::PathDown { remote, .. } => format!("peer {remote}: paths down"),
                 Event::CannotConnect { remote, why, .. } => {
                     format!("peer {remote}: cannot connect, {why}")

@@ -296,6 +296,8 @@ impl Node {
         // Maps may have been lost with this connection.
         conn.map_due = true;
         let (local, remote) = (conn.local, conn.remote);
+        let is_orderly = self.ending.is_some() || conn.peer_ended_at.is_some();
+        let why = path.last_end.and_then(|end| end.why).filter(|_| !is_orderly);
         if progress.peer_ack > 0 {
             // The peer had the messages that a write in progress holds; the write cannot report it
             // any more.
@@ -307,6 +309,7 @@ impl Node {
             local: to_socket_addr(local, 0, 0).ip(),
             remote: to_socket_addr(remote, 0, 0).ip(),
             path: index,
+            why,
         });
         self.check_barrier(conn_id);
         self.signal_map(conn_id);

@@ -539,11 +539,13 @@ impl Node {
         }
         path.drop_cancelled(&mut self.pool, Unwritten::Message(None), None);
         let (local, remote) = (conn.local, conn.remote);
+        let is_orderly = self.ending.is_some() || conn.peer_ended_at.is_some();
         self.stats.conn_reset += 1;
         self.event(Event::PathDown {
             local: to_socket_addr(local, 0, 0).ip(),
             remote: to_socket_addr(remote, 0, 0).ip(),
             path: 0,
+            why: link.ended.filter(|_| !is_orderly),
         });
     }
 
