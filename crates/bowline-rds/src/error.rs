@@ -187,7 +187,8 @@ impl fmt::Display for Error {
             }
             Self::ScopeMismatch => "the two addresses are on different interfaces",
             Self::AddrNotAvailable => {
-                "the address is not local to this node: bind to one of the node's addresses"
+                "the address is not local: a socket binds to one of its node's addresses, a node to \
+                one of this machine's (`ip address`)"
             }
             Self::TransportAddress => "the chosen transport cannot serve this address",
             Self::AddrInUse => "the port is taken on this address: choose another or 0 for any",

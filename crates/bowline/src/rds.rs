@@ -4,7 +4,8 @@
 //! any number of [`Socket`]s share them. It is part of the process, or that of the host, which
 //! programs share ([`Node::of_host`]). A message arrives whole, once, and in the order of its
 //! socket, even if connections break. A receiver that does not keep up makes its senders wait; no
-//! message is lost.
+//! message is lost. A message is as long as its socket's send buffer at most, which is 104 KiB at
+//! first ([`Socket::set_send_buffer`], [`Builder::max_message_bytes`]), and to a kernel 1 MiB.
 //!
 //! # What is delivered when a socket, process or machine fails
 //!
