@@ -41,6 +41,16 @@ impl Kind {
     }
 }
 
+/// A connection request of an allowed client.
+#[derive(Debug)]
+pub(super) struct Asked {
+    request: RequestId,
+    port: PortId,
+    local: SocketAddr,
+    remote: SocketAddr,
+    what: ConReq,
+}
+
 impl Server {
     /// Handles a connection request [RT-19], [RT-28].
     pub(super) fn on_connect_request(
@@ -52,9 +62,17 @@ impl Server {
         remote: SocketAddr,
         private: &[u8],
     ) {
-        match self.admit(now, request, port, canonical(local), canonical(remote), private) {
-            Ok(()) => {}
+        let (local, remote) = (canonical(local), canonical(remote));
+        match self.judge(remote.ip(), private) {
+            Ok(what) => self.admit_or_refuse(now, Asked { request, port, local, remote, what }),
             Err(errno) => self.refuse(request, errno),
+        }
+    }
+
+    pub(super) fn admit_or_refuse(&mut self, now: Instant, asked: Asked) {
+        let request = asked.request;
+        if let Err(errno) = self.admit(now, asked) {
+            self.refuse(request, errno);
         }
     }
 
@@ -65,33 +83,33 @@ impl Server {
         self.orders.push_back(Order::Reject { request, private: answer.emit() });
     }
 
-    fn admit(
-        &mut self,
-        now: Instant,
-        request: RequestId,
-        port: PortId,
-        local: SocketAddr,
-        remote: SocketAddr,
-        private: &[u8],
-    ) -> Result<(), Errno> {
+    /// Reads a request, and decides whether its client may ask at all.
+    fn judge(&self, from: IpAddr, private: &[u8]) -> Result<ConReq, Errno> {
         if self.closing {
             return Err(Errno::ECONNRESET);
         }
         let allow = &self.config.allow;
-        if !allow.is_empty() && !allow.iter().any(|rule| rule.admits(remote.ip())) {
+        if !allow.is_empty() && !allow.iter().any(|rule| rule.admits(from)) {
             return Err(Errno::EPERM);
         }
         let asked = ConReq::parse(private).map_err(|_| Errno::ECONNRESET)?;
         if asked.cid_num > self.config.limits.connections_per_path {
             return Err(Errno::ECONNRESET);
         }
-        let known = self.sessions.iter().find(|session| session.uuid == asked.session);
+        Ok(asked)
+    }
+
+    fn admit(&mut self, now: Instant, asked: Asked) -> Result<(), Errno> {
+        if self.closing {
+            return Err(Errno::ECONNRESET);
+        }
+        let known = self.sessions.iter().find(|session| session.uuid == asked.what.session);
         let id = match known {
             Some(session) => session.id,
-            None if asked.first => self.add_session(&asked, remote.ip())?,
+            None if asked.what.first => self.add_session(&asked.what, asked.remote.ip())?,
             None => return Err(Errno::ENXIO),
         };
-        let joined = self.join(now, id, request, port, local, remote, &asked);
+        let joined = self.join(now, id, asked);
         if joined.is_err() {
             self.end_session_if_over(id);
         }
@@ -107,17 +125,9 @@ impl Server {
     }
 
     /// Finds or makes the path of a connection.
-    #[expect(clippy::too_many_arguments, reason = "all that is known of a connection request")]
-    fn join(
-        &mut self,
-        now: Instant,
-        id: SessId,
-        request: RequestId,
-        port: PortId,
-        local: SocketAddr,
-        remote: SocketAddr,
-        asked: &ConReq,
-    ) -> Result<(), Errno> {
+    fn join(&mut self, now: Instant, id: SessId, request: Asked) -> Result<(), Errno> {
+        let Asked { port, local, remote, ref what, .. } = request;
+        let asked = what;
         let session = self.sessions.find(id).ok_or(Errno::ENXIO)?;
         let fresh = session.consent == Consent::Down && session.running == 0;
         if session.is_ending() && !fresh {
@@ -125,12 +135,20 @@ impl Server {
         }
         let mut paths = session.paths.iter().filter_map(|&slot| self.paths.at(slot));
         if let Some(path) = paths.clone().find(|path| path.uuid == asked.path) {
-            let same = path.state == PathState::Connecting
-                && path.conns.len() == asked.cid_num
-                && (path.port, path.local.ip(), path.remote.ip())
-                    == (port, local.ip(), remote.ip());
+            let same =
+                (path.port, path.local.ip(), path.remote.ip()) == (port, local.ip(), remote.ip());
+            // It counts up with each attempt [RT-33]; a late request of an earlier one is refused.
+            let ahead = asked.recon_cnt.wrapping_sub(path.attempt);
+            if same && path.state == PathState::Connecting && (1..1 << 15).contains(&ahead) {
+                let id = path.id;
+                self.begin_again(now, id, request);
+                return Ok(());
+            }
+            let same = same
+                && (path.state, ahead) == (PathState::Connecting, 0)
+                && path.conns.len() == asked.cid_num;
             let kind = Kind::of(path);
-            let conn = self.conn(&kind, asked.cid, request);
+            let conn = self.conn(&kind, asked.cid, request.request);
             let (id, cid) = (path.id, asked.cid);
             let path = self.paths.get_mut(id).filter(|_| same).ok_or(Errno::ECONNRESET)?;
             if path.conns.get_mut(cid).is_some() {
@@ -146,20 +164,20 @@ impl Server {
         if paths.any(|path| (path.local.ip(), path.remote.ip()) == (local.ip(), remote.ip())) {
             return Err(Errno::EEXIST);
         }
-        self.add_path(now, id, request, port, local, remote, asked)
+        self.add_path(now, id, &request)
     }
 
-    #[expect(clippy::too_many_arguments, reason = "all that is known of a connection request")]
-    fn add_path(
-        &mut self,
-        now: Instant,
-        session: SessId,
-        request: RequestId,
-        port: PortId,
-        local: SocketAddr,
-        remote: SocketAddr,
-        asked: &ConReq,
-    ) -> Result<(), Errno> {
+    /// Ends a path that its client has not established, and does not mean to any more: it begins
+    /// the path once more by this request, which is answered when the queues of the old connections
+    /// are dead [RT-102].
+    fn begin_again(&mut self, now: Instant, id: PathId, asked: Asked) {
+        let Some(path) = self.paths.get_mut(id) else { return };
+        path.again = Some(Box::new(asked));
+        self.close_path(now, id, CloseReason::ComesAgain);
+    }
+
+    fn add_path(&mut self, now: Instant, session: SessId, asked: &Asked) -> Result<(), Errno> {
+        let &Asked { request, port, local, remote, what: ref asked } = asked;
         let attr = self.ports.get(usize::from(port.0)).ok_or(Errno::ENODEV)?;
         if !self.has_room(asked.cid_num, remote.ip()) {
             return Err(Errno::ENOMEM);
@@ -179,6 +197,8 @@ impl Server {
             session: session.slot,
             uuid: asked.path,
             generation: PathLife::new(&asked.path, asked.recon_cnt),
+            attempt: asked.recon_cnt,
+            again: None,
             port,
             local,
             remote,

@@ -39,6 +39,8 @@ pub enum CloseReason {
     Heartbeat,
     /// Nothing was acknowledged, and another path of the session works [RT-93].
     Silent,
+    /// Its client begins it once more: the attempt that it belonged to is over [RT-102].
+    ComesAgain,
     /// Its client was not proven to exist, and other clients needed the place [RT-66].
     PushedOut,
     /// The path was not established in time [RT-66].
@@ -99,6 +101,7 @@ impl fmt::Display for CloseReason {
             Self::Completion(status) => return write!(f, "a work request failed: {status:?}"),
             Self::Heartbeat => "the client does not answer",
             Self::Silent => "nothing is acknowledged, and another path works",
+            Self::ComesAgain => "the client begins it once more",
             Self::PushedOut => "nothing came from the client, and others asked",
             Self::NotEstablished => "not established in time",
             Self::Overtaken => "its requests came over another path",
@@ -301,9 +304,13 @@ impl Server {
         if let Some(session) = self.sessions.get_mut(slot) {
             session.paths.retain(|&path| path != id.slot);
         }
+        let again = self.paths.get_mut(id).and_then(|path| path.again.take());
         self.connect_joined(now, slot);
         self.end_slot_if_over(slot);
         self.remove_if_gone(id);
+        if let Some(asked) = again {
+            self.admit_or_refuse(now, *asked);
+        }
     }
 
     fn remove_if_gone(&mut self, id: PathId) {

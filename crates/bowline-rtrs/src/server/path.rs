@@ -8,6 +8,7 @@ use bowline_verbs::Buffer;
 use bowline_wire::rtrs::{INFO_REQ_LEN, INFO_REQ_MAX, PathLife, Uuid};
 
 use super::PathStats;
+use super::accept::Asked;
 use super::sendq::SendQueue;
 use crate::{ConnId, Heartbeat, Instant, MemRef, PATHS_MAX, PathId, PortId, RegionId, RequestId};
 
@@ -185,6 +186,10 @@ pub(super) struct Path {
     pub(super) uuid: Uuid,
     /// The path's name in notices.
     pub(super) generation: PathLife,
+    /// Number of the client's attempt that it belongs to [RT-33].
+    pub(super) attempt: u16,
+    /// The request by which the client begins it once more, while this one ends.
+    pub(super) again: Option<Box<Asked>>,
     pub(super) port: PortId,
     pub(super) local: SocketAddr,
     pub(super) remote: SocketAddr,

@@ -131,6 +131,34 @@ fn a_path_that_is_connected_or_closing_is_not_connected_again() {
     assert!(accepted(rig.ask(A, TO, &con_req(1, 2, 0, 1).emit())));
 }
 
+// tests [RT-33], [RT-102]
+#[test]
+fn a_half_open_path_ends_when_its_client_begins_it_once_more() {
+    let mut rig = Rig::new();
+    let old = rig.connect(1, 2, A, 2);
+    let ask = |recon_cnt, cid| ConReq { recon_cnt, ..con_req(1, 2, cid, 2) }.emit();
+    assert_eq!(rig.ask(B, TO, &ask(2, 0)), RESET, "from elsewhere");
+    rig.hold_drain = true;
+    let request = rig.ask_at(PortId(0), A, TO, &ask(2, 0));
+    rig.settle();
+    assert!(!rig.answers.contains_key(&request), "the queues of the old connections live");
+    assert_eq!(rig.ask(A, TO, &ask(3, 0)), RESET, "while they do");
+    rig.hold_drain = false;
+    rig.drain_all();
+    let Answer::Accepted(conn, rsp) = rig.answers[&request] else { panic!("not accepted") };
+    assert_ne!(conn.path, old.id);
+    let ended = |event: &ServerEvent| match event {
+        ServerEvent::PathClosed { path, reason, .. } => Some((path.path, *reason)),
+        _ => None,
+    };
+    let ended: Vec<_> = rig.events.iter().filter_map(ended).collect();
+    assert_eq!(ended, [(old.id, CloseReason::ComesAgain)]);
+    assert_eq!(rig.ask(A, TO, &ask(1, 1)), RESET, "a late request of the first attempt");
+    assert!(accepted(rig.ask(A, TO, &ask(2, 1))));
+    let mut path = Path::new(conn.path, &rsp);
+    rig.info(&mut path, "one").expect("connected");
+}
+
 // tests [RT-66]
 #[test]
 fn there_is_an_end_to_what_clients_can_make() {
