@@ -242,6 +242,15 @@ fn peer_of(name: &[u8]) -> Option<IpAddr> {
     name::parse(name).map(|name| name.ip()).filter(|ip| !ip.is_unspecified())
 }
 
+/// Bytes of a peer's memory that the operations of a message name.
+fn remote_bytes(given: &[Given<'_>]) -> u64 {
+    let bytes = given.iter().map(|given| match given {
+        Given::Args(args) => args.remote_vec.bytes,
+        _ => 0,
+    });
+    bytes.fold(0, u64::saturating_add)
+}
+
 /// Checks which control messages are there, before anything is registered for one of them
 /// [RDMA-11], [RDMA-12].
 pub(crate) fn check_together(given: &[Given<'_>]) -> Result<(), Errno> {
@@ -377,12 +386,16 @@ impl<O: Outside> Core<O> {
     ) -> Result<Asked, Refusal> {
         let (_, id) = from;
         let transport = self.rds.with_core(|core, _| core.transport(id));
+        let to = name.or_else(|| self.rds.with_core(|core, _| core.peer_addr(id)).ok());
+        // It is looked at before local memory and the transport, but after both names [RDMA-11].
+        if to.is_some() && matches!(transport, Ok(Some(_))) && remote_bytes(given) > RDMA_MAX {
+            return Err(Errno::EMSGSIZE.into());
+        }
         let speaks_of_memory = given.iter().any(|given| !matches!(given, Given::Plain(_)));
         if !speaks_of_memory || transport != Ok(Some(Transport::Ib)) {
             let control = given.iter().map(Given::kind).collect();
             return Ok(Asked { control, ..Asked::default() });
         }
-        let to = name.or_else(|| self.rds.with_core(|core, _| core.peer_addr(id)).ok());
         check_together(given)?;
         let _work = self.begin(from.0);
         let mut asked = Asked::default();
@@ -449,9 +462,6 @@ impl<O: Outside> Core<O> {
             }
             pieces.push((at, len));
         }
-        if len > RDMA_MAX {
-            return Err(Errno::EMSGSIZE.into());
-        }
         if pieces.iter().map(|(_, len)| len).sum::<u64>() > len {
             return Err(Errno::EINVAL.into());
         }
@@ -471,7 +481,8 @@ impl<O: Outside> Core<O> {
             local,
             fence: flags & RDS_RDMA_FENCE != 0,
             silent: flags & RDS_RDMA_SILENT != 0,
-            notify: (flags & RDS_RDMA_NOTIFY_ME != 0).then_some(args.user_token),
+            token: args.user_token,
+            notify: flags & RDS_RDMA_NOTIFY_ME != 0,
             hold: Some(hold),
         })
     }
@@ -499,7 +510,8 @@ impl<O: Outside> Core<O> {
             local,
             fence: false,
             silent: flags & RDS_RDMA_SILENT != 0,
-            notify: (flags & RDS_RDMA_NOTIFY_ME != 0).then_some(args.user_token),
+            token: args.user_token,
+            notify: flags & RDS_RDMA_NOTIFY_ME != 0,
             hold: Some(hold),
         })
     }

@@ -194,6 +194,9 @@ def user(s, owner):
     gives("no such vector", "EFAULT", send, [(SOL_RDS, ARGS, struct.pack("=7Q", key, 0, 9, 4096, 1, WRITE, 0))])
     gives("more than there is room for", "EINVAL", send, operation(key, 0, 10, vector((at, 11)), WRITE))
     gives("more than a MiB", "EMSGSIZE", send, operation(key, 0, LEN + 1, all_of_it, WRITE))
+    # It is looked at before local memory is.
+    for number, local in enumerate([vector(), vector((at, 0)), vector(*[(at, 1)] * 1025)]):
+        gives(f"the same, nonsense {number}", "EMSGSIZE", send, operation(key, 0, LEN + 1, local, WRITE))
     gives("two", "EINVAL", send, operation(key, 0, 9, vector((at, 9)), WRITE) * 2)
     gives("short", "EINVAL", send, [(SOL_RDS, ARGS, bytes(55))])
     gives("misaligned", "EFAULT", send, atomic(FADD, key, at + 4, 4, [1]))

@@ -119,7 +119,7 @@ impl Node {
         if !msg.rdma.is_empty() {
             self.check_ops(msg, transport)?;
             // Where errors are asked for, each failure is told.
-            let tells = |op: &crate::rdma::RdmaOp| op.notify.is_some() || sock.recverr;
+            let tells = |op: &crate::rdma::RdmaOp| op.notify || sock.recverr;
             if sock.notifications.len() >= STATUSES_MAX && msg.rdma.iter().any(tells) {
                 return Err(Error::TooManyStatuses);
             }

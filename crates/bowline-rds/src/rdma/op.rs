@@ -128,13 +128,20 @@ pub struct RdmaOp {
     pub fence: bool,
     /// A message without payload is not sent at all [RDMA-24].
     pub silent: bool,
-    /// The sender is to be told how it ended, by this number.
-    pub notify: Option<u64>,
+    /// Number by which its end is reported.
+    pub token: u64,
+    /// Every end is reported. If not, a failure is, to a socket that asks for that [RDMA-28].
+    pub notify: bool,
     /// Kept until the operation is over.
     pub hold: Option<RdmaHold>,
 }
 
 impl RdmaOp {
+    /// Returns the number by which every end is reported; `None` if only failures are.
+    pub(crate) fn token_if_notified(&self) -> Option<u64> {
+        self.notify.then_some(self.token)
+    }
+
     /// Key of the peer's memory.
     pub(crate) const fn rkey(&self) -> u32 {
         self.cookie as u32

@@ -188,7 +188,8 @@ fn op(input: &mut Input<'_>, token: u64) -> RdmaOp {
         local: vec![piece; pieces],
         fence: input.bit(),
         silent: input.bit(),
-        notify: input.bit().then_some(token),
+        token,
+        notify: input.bit(),
         hold: None,
     }
 }
@@ -306,7 +307,7 @@ impl Driver {
             let tokens: Vec<_> = tokens.take(ops.len()).collect();
             for (token, op) in tokens.into_iter().zip(&ops) {
                 // Those that are not to be reported count as reported.
-                self.tokens.insert(token, op.notify.map(|_| socket));
+                self.tokens.insert(token, op.notify.then_some(socket));
             }
         }
     }

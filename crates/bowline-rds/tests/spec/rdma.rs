@@ -143,7 +143,8 @@ fn write(len: u64, token: u64) -> RdmaOp {
         local,
         fence: false,
         silent: false,
-        notify: Some(token),
+        token,
+        notify: true,
         hold: None,
     }
 }
@@ -205,7 +206,7 @@ fn an_operation_goes_before_its_message_and_is_reported_once() {
 #[test]
 fn an_operation_that_was_begun_is_never_repeated() {
     let (mut pair, [from, to]) = met();
-    let quiet = RdmaOp { notify: None, ..write(100, 0) };
+    let quiet = RdmaOp { notify: false, ..write(100, 9) };
     send_with(&mut pair, from, b"begun", &[write(100, 1)]).expect("sent");
     send_with(&mut pair, from, b"unreported", std::slice::from_ref(&quiet)).expect("sent");
     pair.sides[0].node.set_recverr(from, true).expect("open");
@@ -219,7 +220,7 @@ fn an_operation_that_was_begun_is_never_repeated() {
     send_with(&mut pair, from, b"later", &[write(100, 2)]).expect("sent");
     pair.cut();
     let dropped = RdmaStatus::Dropped;
-    assert_eq!(told(&mut pair, from), [(1, dropped), (0, dropped)]);
+    assert_eq!(told(&mut pair, from), [(1, dropped), (9, dropped)]);
     pair.sides[0].works.clear();
     pair.pass(50);
     assert_eq!(pair.sides[0].works.len(), 1);

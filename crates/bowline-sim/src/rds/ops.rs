@@ -231,8 +231,6 @@ pub(crate) struct Ops {
     by_qp: HashMap<QpId, Vec<usize>>,
     /// Regions that the peers of a socket have announced to it.
     known: BTreeMap<(usize, usize), Vec<u32>>,
-    /// Failures without a token that were reported to a socket.
-    nameless: BTreeMap<usize, u64>,
 }
 
 impl Ops {
@@ -402,7 +400,8 @@ impl Ops {
                 local,
                 fence,
                 silent: extras.silent,
-                notify: notify.then_some(number as u64 + 1),
+                token: number as u64 + 1,
+                notify,
                 hold: Some(RdmaHold(hold)),
             });
         }
@@ -442,7 +441,6 @@ impl Ops {
         if self.plan.is_none() {
             return;
         }
-        self.nameless.remove(&slot);
         self.take_regions(rng, slot, process);
         self.ops.iter_mut().filter(|op| op.slot == slot).for_each(|op| op.gone = true);
     }
@@ -480,20 +478,15 @@ impl Ops {
         if let Some(op) = self.ops.iter().find(owed) {
             return Some(format!("the completion of {op:?} was not reported"));
         }
-        // Failures of operations without a token. What the peer has acknowledged is no failure of a
-        // write.
-        let nameless = |op: &&Op| {
+        // Failures of operations whose success is not reported. What the peer has acknowledged is
+        // no failure of a write.
+        let fails = |op: &&Op| {
             let open = op.recverr && !op.notify && !op.gone;
             let failed = op.ended && !op.completed && !op.cancelled;
             open && failed && (op.access != RdmaAccess::Write || op.failed.is_some())
         };
-        let mut counts = BTreeMap::<usize, u64>::new();
-        self.ops.iter().filter(nameless).for_each(|op| *counts.entry(op.slot).or_default() += 1);
-        counts.into_iter().find_map(|(slot, count)| {
-            let reported = self.nameless.get(&slot).copied().unwrap_or(0);
-            (reported < count)
-                .then(|| format!("socket {slot}: {reported} failures reported of {count}"))
-        })
+        let untold = self.ops.iter().filter(fails).find(|op| op.reported.is_none());
+        untold.map(|op| format!("the failure of {op:?} was not reported"))
     }
 
     /// Describes what is left after all sockets are closed.
@@ -597,30 +590,22 @@ impl Ops {
         slot: usize,
         token: u64,
         status: RdmaStatus,
-    ) -> Result<Option<usize>, String> {
+    ) -> Result<usize, String> {
         let fault = !matches!(status, RdmaStatus::Success | RdmaStatus::Cancelled);
-        let Some(number) = (token as usize).checked_sub(1) else {
-            let could =
-                |op: &&Op| op.slot == slot && op.recverr && !op.notify && op.ended && !op.gone;
-            let most = self.ops.iter().filter(could).count() as u64;
-            let count = self.nameless.entry(slot).or_default();
-            *count += 1;
-            if !fault || *count > most {
-                return Err(format!("socket {slot} gets {status:?} {count} times, of {most}"));
-            }
-            return Ok(None);
-        };
+        let number = (token as usize).wrapping_sub(1);
         let Some(op) = self.ops.get_mut(number) else {
             return Err(format!("socket {slot} gets {status:?} of no operation"));
         };
+        let is_asked_for = op.notify || (op.recverr && fault);
         let right = match status {
             RdmaStatus::Success => op.is_done() && op.failed.is_none(),
             RdmaStatus::RemoteError => op.refused && op.failed == Some(status),
             RdmaStatus::Cancelled => op.cancelled && op.failed.is_none(),
-            RdmaStatus::Dropped => op.ended && !op.completed && op.failed.is_none(),
+            // It may have been executed when its message was lost.
+            RdmaStatus::Dropped => op.ended && !(op.notify && op.completed) && op.failed.is_none(),
             RdmaStatus::OtherError => op.failed == Some(status),
         };
-        let what = if op.slot != slot || op.gone || !op.notify {
+        let what = if op.slot != slot || op.gone || !is_asked_for {
             "is reported to another socket"
         } else if op.reported.is_some() {
             "is reported twice"
@@ -633,7 +618,7 @@ impl Ops {
             if status == RdmaStatus::Success {
                 self.check_home(number)?;
             }
-            return Ok(Some(number));
+            return Ok(number);
         };
         Err(format!("{status:?} {what}: {op:?}"))
     }
@@ -854,7 +839,7 @@ impl Ctx {
             RdmaStatus::OtherError => "reported: other error",
         };
         self.coverage.hit("ops", name);
-        if let Some(Some(number)) = self.judge(judged)
+        if let Some(number) = self.judge(judged)
             && let Some(qp) = self.ops.ops[number].qp
             && self.rdma.has_work(qp, number)
         {

@@ -79,7 +79,8 @@ impl Transfer {
             local: vec![piece],
             fence: false,
             silent: false,
-            notify: None,
+            token: 0,
+            notify: false,
             hold: Some(memory.hold()),
         }))
     }
@@ -125,7 +126,7 @@ impl Transfer {
     /// Tells how it ended, by this number: [`Control::RdmaStatus`](super::Control), once.
     #[must_use]
     pub fn notify(mut self, token: u64) -> Self {
-        self.0.notify = Some(token);
+        (self.0.token, self.0.notify) = (token, true);
         self
     }
 }

@@ -158,7 +158,7 @@ impl Node {
                     Some(Gone::Cancelled) => RdmaStatus::Cancelled,
                     _ => RdmaStatus::Success,
                 };
-                told.extend(part.op.notify.map(|token| (ops.socket, token, status)));
+                told.extend(part.op.token_if_notified().map(|token| (ops.socket, token, status)));
             }
             if ops.is_done() {
                 over.push(*seq);
@@ -201,10 +201,18 @@ impl Node {
             return;
         }
         let ops = ops.remove();
-        let told = ops.parts.iter().filter(|part| !part.done).filter_map(|part| part.op.notify);
+        let open = ops.parts.iter().filter(|part| !part.done);
+        let told = open.filter_map(|part| part.op.token_if_notified());
         for token in told {
             self.notify(ops.socket, token, RdmaStatus::Cancelled);
         }
+    }
+
+    /// Tells whether operations that were posted on a connection have not ended.
+    pub fn has_rdma_ops(&self, id: RdmaLinkId) -> bool {
+        let conn = self.rdma_links.get(id.0).and_then(|link| self.conn(link.conn));
+        let rdma = conn.and_then(|conn| conn.rdma.as_ref());
+        rdma.is_some_and(|rdma| rdma.ops.values().any(|ops| ops.posted && !ops.is_done()))
     }
 
     /// Handles the failure of request `failed`. Of an operation it is reported when the connection
@@ -260,18 +268,18 @@ impl Node {
                     (None, Some(Gone::Acknowledged)) if !reads => RdmaStatus::Success,
                     (None, _) => RdmaStatus::Dropped,
                 };
-                let wanted = part.op.notify.or_else(|| {
-                    let fault = !matches!(status, RdmaStatus::Success | RdmaStatus::Cancelled);
-                    (ops.recverr && fault).then_some(0) // [RDMA-28]
-                });
-                told.extend(wanted.map(|token| (ops.socket, token, status)));
+                let fault = !matches!(status, RdmaStatus::Success | RdmaStatus::Cancelled);
+                if part.op.notify || ops.recverr && fault {
+                    told.push((ops.socket, part.op.token, status)); // [RDMA-28]
+                }
             }
             let Ok(at) = path.queue.binary_search_by_key(&seq, |msg| msg.seq) else { continue };
             if let Some(msg) = path.queue.get(at).filter(|msg| !msg.has(mark::CANCELLED)) {
                 // It was carried out, and its message does not arrive.
-                let untold = ops.is_done() && ops.parts.iter().all(|part| part.op.notify.is_none());
-                if ops.recverr && untold && !msg.has(mark::SILENT) {
-                    told.push((ops.socket, 0, RdmaStatus::Dropped)); // [RDMA-28]
+                let untold = ops.is_done() && ops.parts.iter().all(|part| !part.op.notify);
+                let first = ops.parts.first().filter(|_| untold && !msg.has(mark::SILENT));
+                if let Some(part) = first.filter(|_| ops.recverr) {
+                    told.push((ops.socket, part.op.token, RdmaStatus::Dropped)); // [RDMA-28]
                 }
                 released.push(msg.clone());
                 path.cancel_at(&mut self.pool, at, Unwritten::Message(None));

@@ -14,7 +14,8 @@ fn op(access: RdmaAccess, token: u64) -> RdmaOp {
         local: vec![RdmaPiece { addr: 4096, len: len as u32, lkey: 7 }],
         fence: false,
         silent: false,
-        notify: Some(token),
+        token,
+        notify: true,
         hold: None,
     }
 }
@@ -450,7 +451,7 @@ fn an_operation_is_posted_with_all_its_requests_or_not_at_all() {
     let local = vec![RdmaPiece { addr: 0, len: 1024, lkey: 7 }; 1024];
     let largest = RdmaOp { local, len: 1 << 20, ..write(1) };
     for token in 1..=2 {
-        let op = RdmaOp { notify: Some(token), ..largest.clone() };
+        let op = RdmaOp { token, ..largest.clone() };
         lab.send_with(socket, LOW, b"x", &[op, op_atomic(token + 10)]).expect("sent");
     }
     let frames = lab.posted(link);
@@ -509,7 +510,7 @@ fn the_cookie_of_a_zero_copy_send_comes_back_once_and_not_with_an_operation() {
 fn operations_that_wait_and_ends_that_nobody_takes_are_bounded() {
     let mut lab = Lab::new();
     let socket = lab.socket(PORT);
-    let untold = RdmaOp { notify: None, ..write(1) };
+    let untold = RdmaOp { notify: false, ..write(1) };
     let long = RdmaOp { local: vec![untold.local[0]; 1023], len: 1 << 20, ..untold.clone() };
     // Nobody is there to whom they could go. Messages without payload take no send buffer.
     let mut sent = 0;
