@@ -5,11 +5,15 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Barrier};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bowline::rds::{Builder, Control, Node, RdmaStatus, SendControl, Socket, Transfer, Transport};
-use bowline::verbs::{SoftConfig, SoftDevice};
+use bowline::verbs::{
+    CmEvent, ConnParam, Device, QpCap, QpInit, QpType, Remote, SendFlags, SendOp, SendWr,
+    SoftConfig, SoftDevice, Status,
+};
 use bowline_host::{Host, Policy, Quota};
+use bowline_wire::rds::{ConnectData, RDMA_PORT_V4, Version};
 
 mod common;
 use common::{Pair, ip};
@@ -108,6 +112,41 @@ fn completion(socket: &Socket) -> (u64, RdmaStatus) {
         [Control::RdmaStatus { token, status }] => (*token, *status),
         other => panic!("{other:?}"),
     }
+}
+
+/// A peer that speaks verbs asks for memory that nobody has announced. The node refuses, and ends
+/// the connection a little later: with a disconnect that overtakes the NAK the peer's program would
+/// learn that the operation was dropped.
+// tests [RDMA-34]
+#[test]
+fn a_node_that_refuses_an_operation_does_not_end_the_connection_at_once() {
+    let node = with_device(191, 1).build().unwrap();
+    let config = SoftConfig { addrs: vec![ip(191, 2)], ..SoftConfig::default() };
+    let device = SoftDevice::open(config).unwrap();
+    let (pd, cq) = (device.alloc_pd().unwrap(), device.create_cq(64).unwrap());
+    let cap =
+        QpCap { max_send_wr: 8, max_recv_wr: 8, max_send_sge: 1, max_recv_sge: 1, max_inline: 8 };
+    let (qp_type, sq_sig_all) = (QpType::Rc, false);
+    let init = QpInit { pd, send_cq: cq, recv_cq: cq, srq: None, qp_type, cap, sq_sig_all };
+    let qpn = device.create_qp(&init).unwrap();
+    let said = ConnectData::new(ip(191, 2), ip(191, 1), Version::V3_1).to_bytes();
+    let param = ConnParam { qpn, private_data: said.to_vec(), ..ConnParam::default() };
+    let [from, to] = [(2, 0), (1, RDMA_PORT_V4)].map(|(n, port)| (ip(191, n), port).into());
+    device.connect(Some(from), to, &param).unwrap();
+    let event = device.cm_event(common::LIMIT).unwrap();
+    assert!(matches!(event, CmEvent::Established { .. }), "{event:?}");
+    let begun = Instant::now();
+    let op = SendOp::Write(Remote { addr: 0, rkey: 0x1234 });
+    let flags = SendFlags::INLINE | SendFlags::SIGNALED;
+    device.post_send(qpn, &[SendWr { id: 1, op, sges: &[], inline: &[0; 8], flags }]).unwrap();
+    let event = device.cm_event(common::LIMIT).unwrap();
+    assert!(matches!(event, CmEvent::Disconnected { .. }), "{event:?}");
+    assert!(begun.elapsed() >= Duration::from_millis(10), "{:?}", begun.elapsed());
+    let mut done = Vec::new();
+    device.poll_cq(cq, &mut done, 8).unwrap();
+    let first = done.iter().find(|done| done.wr_id == 1).expect("it has ended");
+    assert_eq!(first.status, Status::RemAccessErr);
+    drop(node);
 }
 
 #[test]

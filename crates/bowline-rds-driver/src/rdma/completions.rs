@@ -217,7 +217,9 @@ impl Shared {
                 self.repost(sc, &batch.pair, &batch.receives);
             }
             if batch.failed && !batch.pair.fail() {
-                port.send_job(Job::Failed(batch.pair.link));
+                let link = batch.pair.link;
+                let ours = batch.fault.is_some() || batch.broken.is_some();
+                port.send_job(if ours { Job::Failed(link) } else { Job::Refused(link) });
             }
         }
     }

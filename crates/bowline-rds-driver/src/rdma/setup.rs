@@ -1,11 +1,12 @@
 //! Makes and ends connections, in threads of their own.
 
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::mpsc::Receiver;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::thread::Thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bowline_base::clock;
 use bowline_rds::{CloseReason, RDMA_REJECT, RdmaLinkId, RdmaShape};
@@ -24,6 +25,10 @@ const PACE: Duration = Duration::from_millis(100);
 const NAP: Duration = Duration::from_millis(2);
 /// Retransmissions of a packet: a lossy network is not to end connections [IB-26].
 const RETRIES: u8 = 7;
+/// How long a connection is kept whose queue pair failed for another's request, or that the peer
+/// has ended while operations wait: the side whose operation was refused has to learn that before
+/// it learns of the end [RDMA-34].
+const REFUSAL_TIME: Duration = Duration::from_millis(10);
 /// Delay that a peer keeps when no receive is posted: 0.32 ms [IB-24].
 const RNR_TIMER: u8 = 10;
 
@@ -36,6 +41,11 @@ pub(crate) enum Job {
     Close(RdmaLinkId),
     /// A queue pair has failed.
     Failed(RdmaLinkId),
+    /// A queue pair has failed, and no request of this side was the reason: one of the peer's may
+    /// have been refused.
+    Refused(RdmaLinkId),
+    /// The peer has ended a connection while operations of this side wait.
+    Left(RdmaLinkId),
     /// The node ends.
     Stop,
 }
@@ -121,21 +131,37 @@ impl Shared {
 
     /// Ends the connections whose queue pairs have failed in a way that no completion shows.
     fn handle_async_event(&self, port: &Port, event: AsyncEvent) {
-        let failed: Vec<_> = match event {
-            AsyncEvent::QpFatal(qpn) => port.pair_of(qpn).into_iter().collect(),
+        let (failed, job): (Vec<_>, fn(_) -> _) = match event {
+            AsyncEvent::QpFatal(qpn) => (port.pair_of(qpn).into_iter().collect(), Job::Refused),
             AsyncEvent::CqError(_) | AsyncEvent::DeviceFatal => {
-                port.pairs().by_qpn.values().cloned().collect()
+                (port.pairs().by_qpn.values().cloned().collect(), Job::Failed)
             }
             _ => return,
         };
         for pair in failed.iter().filter(|pair| !pair.fail()) {
-            port.send_job(Job::Failed(pair.link));
+            port.send_job(job(pair.link));
         }
     }
 
     /// The thread that makes and ends queue pairs.
     pub(crate) fn run_setup(&self, index: usize, jobs: &Receiver<Job>) {
-        while let Ok(job) = jobs.recv() {
+        // Connections that end when their time comes.
+        let mut late: VecDeque<(Instant, RdmaLinkId, CloseReason)> = VecDeque::new();
+        loop {
+            let job = match late.front() {
+                None => jobs.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                Some((at, ..)) => jobs.recv_timeout(at.saturating_duration_since(Instant::now())),
+            };
+            let job = match job {
+                Ok(job) => job,
+                Err(RecvTimeoutError::Disconnected) => return,
+                Err(RecvTimeoutError::Timeout) => {
+                    if let Some((_, link, why)) = late.pop_front() {
+                        self.end_rdma(link, why);
+                    }
+                    continue;
+                }
+            };
             match job {
                 Job::Connect(link, local, remote, shape) => {
                     if let Err(error) = self.connect_rdma(index, link, local, remote, &shape) {
@@ -144,6 +170,12 @@ impl Shared {
                 }
                 Job::Close(link) => self.end_rdma(link, CloseReason::Eof),
                 Job::Failed(link) => self.end_rdma(link, CloseReason::Reset),
+                Job::Refused(link) => {
+                    late.push_back((Instant::now() + REFUSAL_TIME, link, CloseReason::Reset));
+                }
+                Job::Left(link) => {
+                    late.push_back((Instant::now() + REFUSAL_TIME, link, CloseReason::Eof));
+                }
                 Job::Stop => return,
             }
         }
@@ -240,7 +272,14 @@ impl Shared {
                 self.ended(port, id, why);
             }
             CmEvent::Unreachable { id } => self.ended(port, id, CloseReason::TimedOut),
-            CmEvent::Disconnected { id } => self.ended(port, id, CloseReason::Eof),
+            CmEvent::Disconnected { id } => {
+                let pair = port.pair_of_cm(id).filter(|pair| !pair.is_broken());
+                match pair.filter(|pair| self.lock().core.has_rdma_ops(pair.link)) {
+                    // The completion that says why may be on its way.
+                    Some(pair) => port.send_job(Job::Left(pair.link)),
+                    None => self.ended(port, id, CloseReason::Eof),
+                }
+            }
             _ => {}
         }
     }
