@@ -89,6 +89,15 @@ pub const NONCE_LEN: usize = 16;
 /// Bytes of a wake token: its number, which goes up by one.
 pub const WAKE_TOKEN_LEN: usize = 4;
 
+/// Level of options of a socket that only a node has, not a kernel. A program cannot name it: its
+/// `setsockopt` knows two levels.
+pub const NODE_LEVEL: i32 = 0x626f_776c;
+/// Option of [`NODE_LEVEL`]: the send buffer, as a `u64` number of bytes. The socket gets all of
+/// them, whatever a kernel's sockets may ask for, or none: ENOBUFS beyond the quota of its user.
+pub const NODE_SEND_BUFFER: i32 = 1;
+/// The same for the receive buffer.
+pub const NODE_RECV_BUFFER: i32 = 2;
+
 /// What comes with [`Reply::Welcome`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Greeting {

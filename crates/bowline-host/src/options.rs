@@ -4,13 +4,15 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use bowline_base::{Errno, Instant};
+use bowline_host_wire::{NODE_LEVEL, NODE_RECV_BUFFER, NODE_SEND_BUFFER};
 use bowline_rds::{InfoTable, LatencyTrace, Node, SocketId};
 use bowline_wire::rds::uapi::*;
 use serde::{Deserialize, Serialize};
 
 use crate::names;
 
-/// Options that any socket keeps and RDS makes nothing of: on or off.
+/// Options that any socket keeps and RDS makes nothing of: on or off. Later kernels refuse those of
+/// credentials.
 const SWITCHES: [i32; 11] = [
     SO_DEBUG,
     SO_REUSEADDR,
@@ -131,6 +133,7 @@ impl Options {
         match level {
             SOL_SOCKET => self.set_general(core, id, name, (value, most)),
             SOL_RDS => self.set_rds(core, now, id, name, value),
+            NODE_LEVEL => self.set_whole_buffer(core, id, name, (value, most)),
             _ => Err(Errno::ENOPROTOOPT),
         }
     }
@@ -212,6 +215,33 @@ impl Options {
                 }
             }
         }
+        Ok(())
+    }
+
+    /// Gives a buffer all the bytes that the library asks for, or refuses.
+    fn set_whole_buffer(
+        &mut self,
+        core: &mut Node,
+        id: SocketId,
+        name: i32,
+        (value, most): (&[u8], &Most),
+    ) -> Result<(), Errno> {
+        let bytes = value.try_into().map(u64::from_ne_bytes).map_err(|_| Errno::EINVAL)?;
+        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+        let quota = match name {
+            NODE_SEND_BUFFER => most.quota.0,
+            NODE_RECV_BUFFER => most.quota.1,
+            _ => return Err(Errno::ENOPROTOOPT),
+        };
+        if bytes > quota.min(FORCED_MAX) {
+            return Err(Errno::ENOBUFS);
+        }
+        let (set, flag) = match name {
+            NODE_SEND_BUFFER => (core.set_send_buffer(id, bytes), SEND_BUFFER_SET),
+            _ => (core.set_recv_buffer(id, bytes), RECV_BUFFER_SET),
+        };
+        set.map_err(|e| e.errno())?;
+        *self.kept.entry(SO_BUF_LOCK).or_default() |= flag;
         Ok(())
     }
 

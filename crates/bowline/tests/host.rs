@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use bowline::rds::{Control, Error, Event, Interest, Node, SendControl, Socket};
+use bowline::rds::{Control, Error, ErrorKind, Event, Interest, Node, SendControl, Socket};
 use bowline_host::{Host, Policy, Quota};
 use bowline_testkit::skipped;
 use common::{LIMIT, addr, builder};
@@ -29,13 +29,16 @@ struct Scene {
 impl Scene {
     /// `test` is unique among all tests.
     fn new(test: u16) -> Self {
+        Self::with_policy(test, Policy::default())
+    }
+
+    fn with_policy(test: u16, policy: Policy) -> Self {
         let node = builder(test, 1).address(common::ip(test, 2)).build().unwrap();
         let folder = std::env::temp_dir().join(format!("bowline-h{test}-{}", std::process::id()));
         std::fs::create_dir(&folder).unwrap();
         let place = folder.join("host.sock");
         let listener = UnixListener::bind(&place).unwrap();
-        let host =
-            Host::start(node.driver().clone(), listener, Policy::default(), Quota::NONE).unwrap();
+        let host = Host::start(node.driver().clone(), listener, policy, Quota::NONE).unwrap();
         Self { test, node, host: Some(host), place }
     }
 
@@ -295,6 +298,32 @@ fn options_of_the_socket_reach_the_node() {
     assert_eq!(errno(node.bind(scene.a(4000))), 98);
     assert_eq!(errno(node.bind(addr(1, 1, 4000))), 99);
     assert_eq!(errno(node.socket().unwrap().send_to(b"x", scene.b(4000))), 107);
+}
+
+/// The system's limit on what sockets may ask for is one of kernels. A buffer beyond the quota is
+/// refused with words that say what to change, and stays as it is.
+#[test]
+fn buffers_are_as_large_as_asked_within_the_quota() {
+    let scene = Scene::new(251);
+    let (a, b) = scene.pair(4000);
+    a.set_send_buffer(64 << 20).unwrap();
+    b.set_recv_buffer(48 << 20).unwrap();
+    assert_eq!((a.send_buffer().unwrap(), b.recv_buffer().unwrap()), (64 << 20, 48 << 20));
+    a.send_to(&[7; 1 << 20], scene.b(4000)).unwrap();
+    assert_eq!(b.recv_message().unwrap().to_vec(), [7; 1 << 20]);
+
+    let user = rustix::process::getuid().as_raw();
+    let quota = Quota { send_bytes: 3 << 20, recv_bytes: 2 << 20, ..Quota::NONE };
+    let quotas = [(user, quota)].into();
+    let scene = Scene::with_policy(252, Policy { quotas, ..Policy::default() });
+    let a = scene.socket(scene.a(4000));
+    a.set_send_buffer(1 << 20).unwrap();
+    for refused in [a.set_send_buffer(3 << 20 | 1), a.set_recv_buffer(2 << 20 | 1)] {
+        let error = refused.unwrap_err();
+        assert_eq!((error.kind(), errno(Err::<(), _>(error.clone()))), (ErrorKind::Limit, 105));
+        assert!(error.to_string().contains("`send-bytes`"), "{error}");
+    }
+    assert_eq!(a.send_buffer().unwrap(), 1 << 20);
 }
 
 /// Also those that the node has pushed to the ring of the socket.

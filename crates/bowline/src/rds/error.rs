@@ -121,7 +121,7 @@ impl ErrorKind {
             HostError::Absent(_) => Self::NoNode,
             HostError::Version => Self::OtherVersion,
             HostError::Refused(Errno::EACCES) => Self::NotPermitted,
-            HostError::Refused(_) => Self::Limit,
+            HostError::Refused(_) | HostError::Buffer | HostError::SmallBuffer => Self::Limit,
             HostError::Ended => Self::NodeEnded,
             HostError::OwnersAffair | HostError::NotForIts => Self::NotSupported,
             HostError::Call(Errno::EMSGSIZE) => Self::TooLong,
@@ -170,6 +170,11 @@ pub(super) enum HostError {
     OwnersAffair,
     /// What this library does not do with sockets of the host's node.
     NotForIts,
+    /// The buffer would be larger than the quota of this user allows.
+    Buffer,
+    /// A node of an earlier version has made the buffer only as large as the system lets sockets
+    /// ask for.
+    SmallBuffer,
     /// Another error number of a call.
     Call(Errno),
 }
@@ -200,6 +205,7 @@ impl HostError {
             Self::Version => Errno::EPROTONOSUPPORT,
             Self::Ended => Errno::ENETDOWN,
             Self::OwnersAffair | Self::NotForIts => Errno::EOPNOTSUPP,
+            Self::Buffer | Self::SmallBuffer => Errno::ENOBUFS,
             Self::Refused(errno) | Self::Call(errno) => errno,
         }
     }
@@ -233,6 +239,15 @@ impl fmt::Display for HostError {
             ),
             Self::NotForIts => f.write_str(
                 "sockets of the host's node do not support this: see the documentation of the call",
+            ),
+            Self::Buffer => f.write_str(
+                "the sockets of this user may not have so large buffers at the host's node: ask \
+                 for less, or raise `send-bytes` and `recv-bytes` of the user's quota in the \
+                 node's configuration",
+            ),
+            Self::SmallBuffer => f.write_str(
+                "the host's node is of an earlier version, and its sockets' buffers are no larger \
+                 than net.core.wmem_max and rmem_max: restart the node, or raise these with sysctl",
             ),
             Self::Call(errno) => errno.fmt(f),
         }

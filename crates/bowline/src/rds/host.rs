@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use bowline_base::Errno;
 use bowline_host_client::{Host, OwnedSocket};
-use bowline_host_wire::name;
+use bowline_host_wire::{NODE_LEVEL, NODE_RECV_BUFFER, NODE_SEND_BUFFER, name};
 use bowline_rds::{
     Counters, Info, Interest, LengthLimit, OutstandingMessages, Readiness, Rope, SendControl,
     TooLong, Transport,
@@ -235,11 +235,11 @@ impl HostSocket {
     }
 
     pub(super) fn set_send_buffer(&self, bytes: usize) -> Result<(), Error> {
-        self.set_int(SOL_SOCKET, SO_SNDBUF, i32::try_from(bytes).unwrap_or(i32::MAX))
+        self.set_buffer(NODE_SEND_BUFFER, SO_SNDBUF, bytes)
     }
 
     pub(super) fn set_recv_buffer(&self, bytes: usize) -> Result<(), Error> {
-        self.set_int(SOL_SOCKET, SO_RCVBUF, i32::try_from(bytes).unwrap_or(i32::MAX))
+        self.set_buffer(NODE_RECV_BUFFER, SO_RCVBUF, bytes)
     }
 
     pub(super) fn send_buffer(&self) -> Result<usize, Error> {
@@ -248,6 +248,24 @@ impl HostSocket {
 
     pub(super) fn recv_buffer(&self) -> Result<usize, Error> {
         self.buffer(SO_RCVBUF)
+    }
+
+    /// Makes a buffer as large as it is to be, or says why not.
+    fn set_buffer(&self, option: i32, kernel_option: i32, bytes: usize) -> Result<(), Error> {
+        match self.0.set_option(NODE_LEVEL, option, &(bytes as u64).to_ne_bytes()) {
+            Ok(_) => Ok(()),
+            Err(errno) if Errno(errno) == Errno::ENOBUFS => Err(HostError::Buffer.into()),
+            // A node of an earlier version has the option of a kernel only, and its limit.
+            Err(errno) if Errno(errno) == Errno::ENOPROTOOPT => {
+                let value = i32::try_from(bytes).unwrap_or(i32::MAX);
+                self.set_int(SOL_SOCKET, kernel_option, value)?;
+                if self.buffer(kernel_option)? < bytes {
+                    return Err(HostError::SmallBuffer.into());
+                }
+                Ok(())
+            }
+            Err(errno) => Err(failed(errno)),
+        }
     }
 
     /// The size of a buffer, of which the option tells twice as much.

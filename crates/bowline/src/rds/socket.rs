@@ -402,11 +402,12 @@ impl Socket {
     }
 
     /// Sets the effective send buffer in bytes (not doubled as by the kernel), at least 2304. It
-    /// limits both the unacknowledged payload and the length of a message. The host's node gives
-    /// its sockets 212,992 bytes at most, and fewer to users that have a quota.
+    /// limits both the unacknowledged payload and the length of a message.
     ///
     /// # Errors
-    /// `EBADF` after [`close`](Self::close).
+    /// `EBADF` after [`close`](Self::close). `ENOBUFS` of a socket of the host's node when the
+    /// quota of its user is less; the buffer stays as it is then. The system's `net.core.wmem_max`
+    /// limits unmodified programs only.
     pub fn set_send_buffer(&self, bytes: usize) -> Result<(), Error> {
         match &self.of {
             Of::Process(driver, id) => {
@@ -417,11 +418,10 @@ impl Socket {
     }
 
     /// Sets the effective receive buffer in bytes, at least 1152. When more bytes than that wait,
-    /// the port is congested and its senders wait. The host's node gives its sockets as much as for
-    /// [sending](Self::set_send_buffer).
+    /// the port is congested and its senders wait.
     ///
     /// # Errors
-    /// `EBADF` after [`close`](Self::close).
+    /// As for [sending](Self::set_send_buffer).
     pub fn set_recv_buffer(&self, bytes: usize) -> Result<(), Error> {
         match &self.of {
             Of::Process(driver, id) => {
