@@ -11,7 +11,7 @@ use crate::cong::CongMap;
 use crate::dedup::Dedup;
 use crate::ids::LinkId;
 use crate::node::RdmaConn;
-use crate::path::{Path, TxMsg, mark};
+use crate::path::{Path, PathState, TxMsg, mark};
 
 /// What kind of node a peer is, as far as this node knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -117,6 +117,9 @@ pub(crate) struct Conn {
     /// When this node's map went out on another link than the map shortly before it. The map is
     /// sent once more `MAP_REORDER_TIME` later.
     pub(crate) map_changed_link_at: Option<Instant>,
+    /// When this node's map is sent once more for paths that came up after it was sent.
+    #[serde(default)]
+    pub(crate) map_settles_at: Option<Instant>,
     /// When the latest map came on a link other than that of `map_received_on`.
     pub(crate) map_other_link_at: Option<Instant>,
     /// The timer is armed that has the peer send a fresh map, since an older one may have been read
@@ -246,6 +249,21 @@ impl Conn {
     pub(crate) fn only_link(&self) -> Option<(usize, LinkId)> {
         let mut links = self.paths.iter().enumerate().filter_map(|(at, p)| Some((at, p.link?)));
         links.next().filter(|_| links.next().is_none())
+    }
+
+    /// Returns the link that carries this node's maps: the link of the lowest path in service
+    /// [B-9].
+    pub(crate) fn map_link(&self) -> Option<LinkId> {
+        self.paths.iter().find(|p| p.state == PathState::Up).and_then(|p| p.link)
+    }
+
+    /// Tells whether this node's map has gone out on the link that carries maps now, and after this
+    /// time. If not, the peer may not have it; and a peer may have ended the connection of a path
+    /// at that time in order to get it.
+    pub(crate) fn has_sent_map_since(&self, since: Option<Instant>) -> bool {
+        let present = self.map_link();
+        self.map_sent_on
+            .is_some_and(|(on, at)| Some(on) == present && since.is_none_or(|since| since < at))
     }
 
     /// Number of paths that messages are spread over: a power of two, up to `npaths`.

@@ -23,6 +23,8 @@ const MAP_REFRESH_DELAY: Duration = Duration::from_millis(1500);
 /// The time is shorter than [`MAP_REFRESH_DELAY`], so that the map of a renewed connection is not
 /// doubted again.
 const MAP_ACCEPT_SKEW: Duration = Duration::from_millis(1400);
+/// How long after the last of several paths that come up together their peer gets the map again.
+const MAP_SETTLE_TIME: Duration = Duration::from_millis(100);
 /// Number of bytes that a waiting message counts towards the limits in addition to its payload.
 pub(super) const MESSAGE_OVERHEAD: usize = 128;
 
@@ -225,20 +227,37 @@ impl Node {
         self.congestion_changed(freed);
     }
 
-    /// Sends this node's map once more after maps have moved from one connection to another. A
-    /// kernel that is slow to read the first connection may take the older map for the newer one,
-    /// and would keep it until this node's map changes again.
+    /// Sends this node's map once more: some time after maps have moved from one connection to
+    /// another, for a kernel that is slow to read the first one may take the older map for the
+    /// newer one, and would keep it until this node's map changes again; and when paths
+    /// have come up behind it.
     pub(super) fn resend_map(&mut self, id: ConnId) {
         let now = self.now;
         let Some(conn) = self.conns.get_mut(id.0) else { return };
-        let Some(moved) = conn.map_changed_link_at.take() else { return };
-        if now < moved + MAP_REORDER_TIME {
-            conn.map_changed_link_at = Some(moved);
-            self.arm(moved + MAP_REORDER_TIME, Timer::ResendMap(id));
-            return;
+        let settled = conn.map_settles_at.take_if(|at| *at <= now).is_some();
+        let moved = conn.map_changed_link_at.take_if(|at| *at + MAP_REORDER_TIME <= now).is_some();
+        let later = conn.map_changed_link_at.map(|at| at + MAP_REORDER_TIME);
+        for at in [conn.map_settles_at, later].into_iter().flatten() {
+            self.timers.insert((at, Timer::ResendMap(id)));
         }
-        conn.map_due = true;
-        self.signal_map(id);
+        if settled || moved {
+            conn.map_due = true;
+            self.signal_map(id);
+        }
+    }
+
+    /// Makes this node's map due since a path has come up that had its last link until `ended_at`.
+    /// If the map has gone out since, this is one of several paths that come up together, and the
+    /// map is sent once more behind the last of them: until then the peer may have read an old
+    /// one on an earlier connection of one of them.
+    pub(super) fn map_for_path(&mut self, id: ConnId, ended_at: Option<Instant>) {
+        let at = self.now + MAP_SETTLE_TIME;
+        let Some(conn) = self.conns.get_mut(id.0) else { return };
+        if !conn.has_sent_map_since(ended_at) {
+            conn.map_due = true;
+        } else if conn.map_settles_at.replace(at).is_none() {
+            self.arm(at, Timer::ResendMap(id));
+        }
     }
 
     /// Renews the highest idle connection, because a map comes with every new connection,

@@ -109,6 +109,7 @@ impl Node {
             map_received_on: None,
             map_sent_on: None,
             map_changed_link_at: None,
+            map_settles_at: None,
             map_other_link_at: None,
             map_refresh_armed: false,
             map_refresh: None,
@@ -252,7 +253,13 @@ impl Node {
             match conn.paths.get(usize::from(index)) {
                 Some(p) if p.state == PathState::Up => {
                     let link = p.link.and_then(|l| self.links.get(l.0));
-                    if !link.is_some_and(|l| l.confirmed) {
+                    // How the others begin depends on what a kernel's address sends on path 0
+                    // [R-2010].
+                    let asks = index == 0 && conn.peer == Peer::Kernel && self.config.end_to_end;
+                    let heard = |l: &Link| {
+                        l.greeting.heard_frame || self.now >= l.since + super::links::CONFIRM_TIME
+                    };
+                    if !link.is_some_and(|l| l.confirmed && (!asks || heard(l))) {
                         return None;
                     }
                 }

@@ -18,7 +18,7 @@ use crate::path::PathState;
 use crate::socket::to_socket_addr;
 
 /// A dialled connection that stays open for this time is served by its acceptor, [B-4].
-const CONFIRM_TIME: Duration = Duration::from_millis(200);
+pub(super) const CONFIRM_TIME: Duration = Duration::from_millis(200);
 /// How long an acceptor waits for an unknown peer to show what kind of node it is.
 const PEER_KIND_TIME: Duration = Duration::from_millis(200);
 /// How long an accepted connection may stay without a path.
@@ -320,13 +320,16 @@ impl Node {
     pub(super) fn attach(&mut self, id: LinkId, index: u8) {
         let Some(link) = self.links.get_mut(id.0) else { return };
         let (conn_id, since) = (link.conn, link.since);
+        let known_kernel = index > 0 && self.is_kernel_on_path_0(conn_id);
+        let Some(link) = self.links.get_mut(id.0) else { return };
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
         link.path = Some(index);
         link.state = LinkState::Serving;
         // The dialling side greets at once, the other side when it knows what kind of node the peer
         // is. So a stream that does not begin with a greeting shows that the peer is a kernel
         // [R-2010].
-        if conn.peer.is_bowline() || (self.config.end_to_end && link.role == Role::Dial) {
+        let dials = self.config.end_to_end && link.role == Role::Dial;
+        if conn.peer.is_bowline() || (dials && !known_kernel) {
             link.greeting.owe();
         }
         if conn.peer.is_bowline() {
@@ -342,7 +345,7 @@ impl Node {
         if link.role == Role::Accepted {
             path.delay = 0;
         }
-        conn.map_due = true;
+        let ended_at = path.last_end.map(|end| end.at);
         let unknown = conn.peer == Peer::Unknown && !conn.kind_timer;
         conn.kind_timer |= unknown;
         let bowline = conn.peer.is_bowline();
@@ -354,6 +357,7 @@ impl Node {
             self.pong(conn_id, index, bowline_wire::rds::PROBE_PORT, ext);
         }
         self.stats.links_up += 1;
+        self.map_for_path(conn_id, ended_at);
         self.verify_npaths(conn_id);
         self.map_refresh_connected(conn_id, index, since);
         self.event(Event::PathUp {
@@ -372,6 +376,15 @@ impl Node {
             // The map goes out by the lowest path, which may have nothing else to send.
             self.signal_map(conn_id);
         }
+    }
+
+    /// Tells whether the peer has shown on the present connection of path 0 that it is a kernel. On
+    /// its other paths a greeting would only be one more probe that it has to answer [R-2010].
+    fn is_kernel_on_path_0(&self, conn_id: ConnId) -> bool {
+        let Some(conn) = self.conns.get(conn_id.0) else { return false };
+        let link = conn.paths.first().and_then(|path| self.links.get(path.link?.0));
+        conn.peer == Peer::Kernel
+            && link.is_some_and(|l| l.state == LinkState::Serving && l.greeting.heard_frame)
     }
 
     /// Notes that the peer serves this connection: TCP's acknowledgements on it count, the next
@@ -409,6 +422,11 @@ impl Node {
         {
             path.delay = 0;
             conn.dial_attempts = 0;
+            if index == 0 && conn.we_dial && conn.peer == Peer::Kernel {
+                // It has sent nothing on path 0 that the other paths could wait for.
+                let conn_id = link.conn;
+                self.connect_all_if_down(conn_id);
+            }
         }
     }
 

@@ -14,7 +14,7 @@ use crate::config::Config;
 use crate::conn::{Conn, PathBarrier, Peer};
 use crate::ids::{ConnId, LinkId, SocketId};
 use crate::link::{Farewell, LinkState, Op, OurGreeting};
-use crate::path::{Path, PathState, TxMsg, Unwritten, mark};
+use crate::path::{Path, TxMsg, Unwritten, mark};
 use crate::rdma::op::Gone;
 use crate::socket::{Sock, interest_bit};
 use crate::txlog::{TxBatch, TxLog, TxPool};
@@ -36,11 +36,9 @@ impl Node {
         }
     }
 
-    /// Returns the link that carries a connection's maps: the link of its lowest path in service
-    /// [B-9].
+    /// Returns the link that carries a connection's maps.
     fn map_link(&self, conn: ConnId) -> Option<LinkId> {
-        let conn = self.conns.get(conn.0)?;
-        conn.paths.iter().find(|p| p.state == PathState::Up).and_then(|p| p.link)
+        self.conns.get(conn.0)?.map_link()
     }
 
     /// Asks the driver to transmit if a map is due.
@@ -139,6 +137,7 @@ impl Node {
         }
         if is_map_link {
             conn.map_due = false;
+            conn.map_settles_at = None;
             let before = conn.map_sent_on.replace((id, self.now));
             let moved = before.is_some_and(|(on, at)| on != id && self.now < at + MAP_REORDER_TIME);
             if moved

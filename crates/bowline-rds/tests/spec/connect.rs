@@ -376,6 +376,82 @@ fn the_connector_opens_all_paths_in_order_and_again_after_a_loss() {
     assert_eq!(lab.connects[0].2, 6);
 }
 
+/// Paths that a kernel of 8 paths at the larger address gets, each when it serves the one before.
+fn rest_of_paths(lab: &mut Lab) -> Vec<LinkId> {
+    (1..8)
+        .map(|_| {
+            let link = lab.establish();
+            lab.deliver(link, &[map_of(&[])]);
+            link
+        })
+        .collect()
+}
+
+/// Maps and probes among what was written on connections since the last look.
+fn maps_and_probes(lab: &mut Lab, links: &[LinkId]) -> (usize, usize) {
+    let frames: Vec<_> = links.iter().flat_map(|link| lab.frames(*link)).collect();
+    let count = |which: fn(&Frame) -> bool| frames.iter().filter(|f| which(f)).count();
+    (count(Frame::is_map), count(|f| f.header.is_probe_ping()))
+}
+
+/// A later kernel sends on a path above 0 only when path 0 has nothing left to send, and tries
+/// without a pause until then. So it is asked nothing there.
+// tests [R-2010]
+#[test]
+fn a_kernel_is_greeted_on_path_0_and_gets_one_map_when_its_paths_are_up() {
+    let (mut lab, _, first) = at(A, 4000).dials(FAR, b"x");
+    lab.deliver(first, &[map_of(&[]), pong_with(1, npaths_ext(8))]);
+    assert_eq!(maps_and_probes(&mut lab, &[first]), (1, 2), "greeting and probe");
+    let others = rest_of_paths(&mut lab);
+    assert_eq!(up(&lab), [0, 1, 2, 3, 4, 5, 6, 7]);
+    assert_eq!(maps_and_probes(&mut lab, &others), (0, 0));
+    assert_eq!(maps_and_probes(&mut lab, &[first]), (0, 0));
+    lab.ms(1000);
+    assert_eq!(maps_and_probes(&mut lab, &others), (0, 0));
+    assert_eq!(maps_and_probes(&mut lab, &[first]), (1, 0), "one behind the last of them");
+    lab.advance(Duration::from_secs(60));
+    assert_eq!(maps_and_probes(&mut lab, &[first]), (0, 0));
+}
+
+// tests [R-2010]
+#[test]
+fn a_kernel_that_comes_back_is_greeted_on_path_0_alone() {
+    let (mut lab, _, first) = at(A, 4000).dials(FAR, b"x");
+    lab.deliver(first, &[map_of(&[]), pong_with(1, npaths_ext(8))]);
+    for link in [vec![first], rest_of_paths(&mut lab)].concat() {
+        lab.fail(link, CloseReason::Eof);
+    }
+    lab.ms(1);
+    let first = lab.establish();
+    lab.deliver(first, &[map_of(&[])]);
+    assert!(lab.connects.is_empty(), "a map does not say who it is");
+    assert_eq!(maps_and_probes(&mut lab, &[first]), (1, 2));
+    lab.deliver(first, &[pong_with(2, npaths_ext(8))]);
+    let others = rest_of_paths(&mut lab);
+    assert_eq!(maps_and_probes(&mut lab, &others), (0, 0));
+    assert_eq!(maps_and_probes(&mut lab, &[first]), (0, 0));
+}
+
+/// A kernel that answers no pings has no answer to a greeting to send, and a bowline node in its
+/// place is to be met as one.
+// tests [R-2010]
+#[test]
+fn a_kernel_that_says_nothing_on_path_0_is_greeted_on_all() {
+    let (mut lab, _, first) = at(A, 4000).dials(FAR, b"x");
+    lab.deliver(first, &[map_of(&[]), pong_with(1, npaths_ext(8))]);
+    for link in [vec![first], rest_of_paths(&mut lab)].concat() {
+        lab.fail(link, CloseReason::Eof);
+    }
+    lab.ms(0);
+    let first = lab.establish();
+    lab.deliver(first, &[map_of(&[])]);
+    lab.ms(199);
+    assert!(lab.connects.is_empty());
+    lab.ms(1);
+    let others = rest_of_paths(&mut lab);
+    assert_eq!(maps_and_probes(&mut lab, &others), (0, 7));
+}
+
 /// Path count after one probe pong with this extension area on a fresh connection.
 fn count_after(area: &[u8]) -> u8 {
     let mut lab = Lab::larger();

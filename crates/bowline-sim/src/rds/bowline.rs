@@ -509,7 +509,8 @@ impl BowlineHost {
                 }
             }
             HostEvent::Rdma(work) => self.rdma_work(ctx, work),
-            HostEvent::Shutdown { .. }
+            HostEvent::TryPath { .. }
+            | HostEvent::Shutdown { .. }
             | HostEvent::Connect { .. }
             | HostEvent::IbShutdown { .. }
             | HostEvent::IbConnect { .. } => {}

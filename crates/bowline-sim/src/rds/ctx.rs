@@ -56,6 +56,11 @@ pub(crate) enum HostEvent {
     Accept,
     /// Work for a queue pair.
     Rdma(RdmaWork),
+    /// Kernel peer: transmits on a path that has waited for path 0.
+    TryPath {
+        conn: usize,
+        path: usize,
+    },
     /// Kernel peer: finishes the shutdown of a path.
     Shutdown {
         conn: usize,

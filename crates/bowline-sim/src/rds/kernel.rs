@@ -36,6 +36,10 @@ pub(crate) struct Flavour {
     pub(crate) ping_enable: bool,
     /// It reads its TCP sockets with a delay, so that a close can discard bytes.
     pub(crate) slow_reader: bool,
+    /// Its paths above 0 send nothing before path 0 has caught up, as those of later kernels
+    ///
+    #[serde(default)]
+    pub(crate) catches_up: bool,
 }
 
 /// A kernel peer.
@@ -84,6 +88,10 @@ impl KernelHost {
                 self.connect(ctx, conn, path);
             }
             HostEvent::Shutdown { conn, path } => self.shutdown(ctx, conn, path),
+            HostEvent::TryPath { conn, path } => {
+                self.conns[conn].paths[path].try_pending = false;
+                self.transmit(ctx, conn, path);
+            }
             HostEvent::IbConnect { conn } => self.ib_connect(ctx, conn),
             HostEvent::IbShutdown { conn } => self.ib_shutdown(ctx, conn),
             HostEvent::Read(end) => {

@@ -621,9 +621,11 @@ fn draw_nodes(rng: &mut Rng, scenario: Scenario) -> Vec<NodePlan> {
         let may = kernels > 0 && !(count == 2 && i != forced);
         let kind = if must || (may && rng.chance(kernels)) {
             let multipath = !rng.chance(if legacy { 700 } else { 150 });
+            let later = rng.chance(400);
             NodeKind::Kernel(Flavour {
                 multipath,
-                later: rng.chance(400),
+                later,
+                catches_up: later,
                 // With pings off and several paths a kernel never tells a restarted peer how many
                 // paths it has.
                 ping_enable: multipath || rng.chance(600),

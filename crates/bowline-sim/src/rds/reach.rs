@@ -234,6 +234,7 @@ const OTHERS: [(&str, &[&str]); 12] = [
             "peer restarted",
             "two paths change places",
             "messages wait on paths that are no more",
+            "a path waits for path 0",
         ],
     ),
     (

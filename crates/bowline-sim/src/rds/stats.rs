@@ -29,6 +29,8 @@ numbers! {
         faults,
         /// Messages that a kernel peer lost or duplicated as its own rules allow.
         kernel_quirks,
+        /// How often a path of a kernel peer found that path 0 had not caught up.
+        kernel_tries,
         /// Virtual time in milliseconds.
         virtual_ms,
     }

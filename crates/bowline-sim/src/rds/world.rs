@@ -403,4 +403,47 @@ mod tests {
         }
         assert!(tried > 10, "{tried} kernels");
     }
+
+    /// A node that connects sends one message to a later kernel, which has nothing to send itself
+    /// but answers. A greeting on each path had it try on seven paths, until its last answer on
+    /// path 0 was acknowledged.
+    // tests [R-2010]
+    #[test]
+    fn a_later_kernel_is_not_kept_busy_by_a_node_that_connects() {
+        let mut tried = 0;
+        for seed in 0..200 {
+            let mut rng = Rng::new(seed);
+            let mut plan = Plan::draw(&mut rng, Some(Scenario::Kernel));
+            plan.faults.clear();
+            (plan.net.loss_permille, plan.net.cut_permille, plan.rdma) = (0, 0, None);
+            for node in &mut plan.nodes {
+                match &mut node.kind {
+                    NodeKind::Kernel(flavour) => {
+                        (flavour.multipath, flavour.ping_enable) = (true, true);
+                        (flavour.later, flavour.catches_up) = (true, true);
+                    }
+                    NodeKind::Bowline { paths, end_to_end, .. } => {
+                        (*paths, *end_to_end) = (8, true);
+                    }
+                }
+            }
+            let (slots, nodes) = (&plan.slots, &plan.nodes);
+            let is_kernel =
+                |slot: usize| matches!(nodes[slots[slot].host].kind, NodeKind::Kernel(_));
+            plan.senders.retain(|s| {
+                let dials = slots[s.slot].addr < slots[s.target].addr;
+                !s.pings && dials && !is_kernel(s.slot) && is_kernel(s.target)
+            });
+            plan.senders.truncate(1);
+            let Some(sender) = plan.senders.first_mut() else { continue };
+            sender.messages = 1;
+            let mut world = World::new(plan, rng, Trace::new(TraceMode::Hash), None);
+            while world.step() {}
+            assert_eq!(world.ctx.failure, None, "seed {seed}");
+            assert!(world.ctx.stats.received > 0, "seed {seed}");
+            assert_eq!(world.ctx.stats.kernel_tries, 0, "seed {seed}");
+            tried += 1;
+        }
+        assert!(tried > 10, "{tried} connections");
+    }
 }

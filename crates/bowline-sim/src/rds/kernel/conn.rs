@@ -23,6 +23,8 @@ pub(super) struct Conn {
     pub(super) peer_generation: u32,
     pub(super) remote_map: Vec<u8>,
     pub(super) map_queued: bool,
+    /// Path 0 has not sent yet what was queued on it before the others were used.
+    pub(super) behind: bool,
     /// Since when senders wait for the handshake.
     pub(super) waiting_since: Option<u64>,
     pub(super) paths: Vec<Path>,
@@ -43,6 +45,8 @@ pub(super) struct Path {
     pub(super) delay: u64,
     pub(super) reconnect_pending: bool,
     pub(super) read_pending: bool,
+    /// It tries again soon, for path 0 has not caught up.
+    pub(super) try_pending: bool,
 }
 
 /// State of a path.
@@ -85,6 +89,7 @@ impl Conn {
             peer_generation: 0,
             remote_map: Vec::new(),
             map_queued: false,
+            behind: false,
             waiting_since: None,
             paths: (0..MAX_PATHS).map(|_| Path::new()).collect(),
         }
@@ -98,6 +103,13 @@ impl Conn {
     /// Returns the number of paths in use, as far as it is known.
     pub(super) fn usable(&self) -> usize {
         self.npaths.max(1)
+    }
+
+    /// Tells whether the other paths wait for path 0, which has something unsent or unacknowledged.
+    pub(super) fn waits_for_path_0(&mut self) -> bool {
+        let first = &self.paths[0];
+        self.behind &= !(first.queue.is_empty() && first.retrans.is_empty());
+        self.behind
     }
 
     /// Returns messages on paths that the present peer does not have.
@@ -126,6 +138,7 @@ impl Path {
             delay: 0,
             reconnect_pending: false,
             read_pending: false,
+            try_pending: false,
         }
     }
 }

@@ -187,6 +187,7 @@ impl KernelHost {
         }
         path.state = State::Down;
         path.reconnect_pending = false;
+        conn.behind |= p == 0 && self.flavour.catches_up;
         self.queue_reconnect(ctx, c, p);
     }
 }

@@ -135,8 +135,10 @@ impl KernelHost {
         }
         let said = Handshake::parse(&header.ext);
         let conn = &mut self.conns[c];
+        let first = conn.npaths == 0;
         if let Some(n) = said.npaths {
             conn.npaths = usize::from(n).min(MAX_PATHS);
+            conn.behind |= first && self.flavour.catches_up;
         }
         conn.npaths = conn.npaths.max(1);
         conn.probing = false;
@@ -208,8 +210,13 @@ mod tests {
     /// Makes a kernel, 10.0.0.2, that has accepted a connection from 10.0.0.1.
     fn connected() -> (Ctx, KernelHost) {
         let mut ctx = two_hosts(true);
-        let flavour =
-            Flavour { multipath: true, later: true, ping_enable: true, slow_reader: false };
+        let flavour = Flavour {
+            multipath: true,
+            later: true,
+            ping_enable: true,
+            slow_reader: false,
+            catches_up: true,
+        };
         let mut kernel = KernelHost::new(1, flavour, 9);
         let to = SocketAddr::from(([10, 0, 0, 2], TCP_PORT));
         let end = ctx.tcp_connect(0, IpAddr::from([10, 0, 0, 1]), None, to).expect("an end");

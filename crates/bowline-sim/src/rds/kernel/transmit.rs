@@ -6,7 +6,12 @@ use bowline_wire::rds::{Flags, HEADER_LEN, Handshake, Header, MAP_LEN, PROBE_POR
 
 use super::KernelHost;
 use super::conn::{Message, State};
-use crate::rds::ctx::Ctx;
+use crate::engine::queue::MS;
+use crate::rds::ctx::{Ctx, HostEvent};
+
+/// How soon a path tries again that waits for path 0. In a kernel it is some microseconds; here
+/// each attempt is an event.
+const TRY_AGAIN: u64 = MS / 4;
 
 impl KernelHost {
     /// Gives a message the next number of its path, and writes as much as possible.
@@ -49,6 +54,13 @@ impl KernelHost {
             let conn = &mut self.conns[c];
             let path = &mut conn.paths[p];
             let (State::Up, Some(end)) = (path.state, path.end) else { return };
+            let begins = path.out.is_none() && !conn.map_queued && !path.queue.is_empty();
+            if p > 0 && begins && conn.waits_for_path_0() {
+                self.try_later(ctx, c, p);
+                return;
+            }
+            let conn = &mut self.conns[c];
+            let path = &mut conn.paths[p];
             if path.out.is_none() {
                 if conn.map_queued {
                     conn.map_queued = false;
@@ -92,6 +104,15 @@ impl KernelHost {
                     return;
                 }
             }
+        }
+    }
+
+    /// Has a path try again: a kernel's worker does so at once, as often as it can.
+    fn try_later(&mut self, ctx: &mut Ctx, c: usize, p: usize) {
+        ctx.stats.kernel_tries += 1;
+        ctx.coverage.hit("kernel", "a path waits for path 0");
+        if !std::mem::replace(&mut self.conns[c].paths[p].try_pending, true) {
+            ctx.schedule_host(TRY_AGAIN, self.id, HostEvent::TryPath { conn: c, path: p });
         }
     }
 
