@@ -4,7 +4,8 @@
 mod checks;
 
 use bowline_wire::rnbd::{
-    self, Access, Io, IoFlags, MsgError, OP_FLUSH, OP_READ, OP_WRITE, OpenRsp, Request,
+    self, Access, Io, IoFlags, MsgError, OP_DISCARD, OP_FLUSH, OP_READ, OP_WRITE, OP_WRITE_ZEROES,
+    OpenRsp, Request,
 };
 use bowline_wire::rtrs::{
     CON_LEN, ConAnswer, ConReq, ConReqError, ConRsp, ConRspError, Desc, Geometry, GeometryError,
@@ -363,6 +364,30 @@ fn io_messages_are_as_the_vectors_say() {
     assert_eq!(read_hdr(32, true, None, &mut header), 8);
     assert_eq!(header[..8], hex("03 00 20 00 00 00 00 00"));
     assert_eq!(Imm::Request(geometry.request_payload(3, 32)).to_u32(), 0x0018_0020);
+}
+
+/// Requests of a client of Linux 7.2.12: numbers 75, 108, 112 and 188 of the lab's capture
+/// `rnbd-flush-7.2`, without the header of RTRS behind them.
+// tests [NB-12] [NB-57] [NB-76]
+#[test]
+fn requests_of_linux_7_2() {
+    let io = |sector, op, flags, len, prio| Io { device: 0, sector, op, flags, len, prio };
+    let all = IoFlags::SYNC | IoFlags::FUA | IoFlags::PREFLUSH;
+    let flush = io(u64::MAX, OP_FLUSH, all, 0, 0);
+    let discard = io(0x80, OP_DISCARD, IoFlags::SYNC, 65_536, 0x4004);
+    let keep = IoFlags::SYNC | IoFlags::NOUNMAP;
+    let zeroes = io(0x100, OP_WRITE_ZEROES, keep, 65_536, 0x4004);
+    let hole_zeroes = io(0x200, OP_WRITE_ZEROES, IoFlags::SYNC, 65_536, 0x4004);
+    for (vector, request) in [
+        ("04000000 00000000 ffx8 02070000 00000000 0000 00x6", flush),
+        ("04000000 00000000 8000000000000000 03010000 00000100 0440 00x6", discard),
+        ("04000000 00000000 0001000000000000 05090000 00000100 0440 00x6", zeroes),
+        ("04000000 00000000 0002000000000000 05010000 00000100 0440 00x6", hole_zeroes),
+    ] {
+        let vector = hex(vector);
+        assert_eq!(request.emit()[..], vector);
+        assert_eq!(rnbd::parse(&vector), Ok(Request::Io(request)));
+    }
 }
 
 // tests [NB-4] [NB-5] [NB-11] [NB-22]

@@ -116,6 +116,78 @@ fn headers_of_the_probe() {
     assert_eq!(pong.to_string(), "seq 1 0->1 len 0 flags 0 probe-pong ext npaths 8");
 }
 
+/// Probes of Linux 7.2.12: numbers 14 and 69 of the lab's capture `rds-tcp-mprds-7.2`, and 77, all
+/// with three extensions; and number 69's second message, the program's ping, which went out on
+/// path 0 behind the probe.
+// tests [R-344] [R-440] [R-441] [R-442] [R-443]
+#[test]
+fn probes_of_linux_7_2() {
+    let ext = |generation| {
+        let said = Handshake {
+            npaths: Some(PROBE_PATHS_MAX),
+            generation: Some(generation),
+            sport_idx: true,
+            bowline: None,
+        };
+        said.emit()
+    };
+    let ping = |generation| {
+        let ext = ext(generation);
+        Header { sequence: 1, sport: PROBE_PORT, ext, ..Header::default() }
+    };
+    let from_b = ping(0x9c5b_b55d);
+    assert_both_ways(
+        hex("00x7 01 00x8 00 00 00 00 00 01 00 00 00x8 05 00 08 06 9c 5b b5 5d 08 00 00x6"),
+        from_b,
+    );
+    assert_eq!(
+        from_b.to_string(),
+        "seq 1 1->0 len 0 flags 0 probe-ping ext npaths 8, gen 0x9c5bb55d, sport-idx 0"
+    );
+    assert_both_ways(
+        hex("00x7 01 00x8 00 00 00 00 00 01 00 00 00x8 05 00 08 06 2d c4 c9 ca 08 00 00x6"),
+        ping(0x2dc4_c9ca),
+    );
+    let pong =
+        Header { sequence: 2, dport: PROBE_PORT, ext: ext(0x9c5b_b55d), ..Header::default() };
+    assert_both_ways(
+        hex("00x7 02 00x8 00 00 00 00 00 00 00 01 00x8 05 00 08 06 9c 5b b5 5d 08 00 00x6"),
+        pong,
+    );
+    let program_ping = Header { sequence: 2, sport: 45940, ..Header::default() };
+    assert_both_ways(hex("00x7 02 00x8 00 00 00 00 b3 74 00 00 00x8 00x16"), program_ping);
+}
+
+/// Messages behind an RDMA write and an RDMA read of Linux 7.2.12: numbers 56 and 63 of the lab's
+/// capture `rds-ib-rdma-7.2`.
+// tests [IB-51] [IB-115]
+#[test]
+fn messages_behind_operations_of_linux_7_2() {
+    for (bytes, rkey, direction) in [
+        (
+            hex("00x7 02 00x7 02 00 00 00 06 0f a0 8e 22 20 00 00x4 f1 0b \
+                 02 00 00 03 00 04 00 00 4e 20 01 00 00 00 00 00"),
+            0x300,
+            1,
+        ),
+        (
+            hex("00x7 03 00x7 03 00 00 00 06 0f a0 8e 22 20 00 00x4 ef 09 \
+                 02 00 00 03 01 04 00 00 4e 20 02 00 00 00 00 00"),
+            0x301,
+            2,
+        ),
+    ] {
+        let header = Header::parse(&bytes).expect("48 bytes");
+        assert_eq!((header.sport, header.dport, header.len), (4000, 36386, 6));
+        assert_eq!(header.flags.bits(), 0x20, "more than one extension");
+        assert!(checksum_ok(&bytes));
+        let bytes_moved = Extension::RdmaBytes { bytes: 20_000, direction };
+        let all: Vec<_> = Extensions::new(&header.ext).collect();
+        assert_eq!(all, [Extension::Rdma(rkey), bytes_moved]);
+        assert_both_ways(bytes, header);
+    }
+}
+
 // tests [R-702] [R-108]
 #[test]
 fn header_of_a_map() {
