@@ -57,7 +57,7 @@ mod value;
 
 pub use acceptor::{Acceptor, ClientConnection, ClientHandler, ConnectionLimits};
 pub use bowline_base::Errno;
-pub use json::{Json, JsonError, JsonFault};
+pub use json::{Json, JsonError};
 pub use listen::{folder_of, is_socket, listen, refuse_unsafe_folder, run_folder, sweep};
 pub use owned_file::OwnedFile;
 pub use passed::{Passed, passed};

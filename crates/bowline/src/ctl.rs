@@ -2,9 +2,8 @@
 //! disks, served as files, over a socket and as JSON.
 
 pub use bowline_ctl::{
-    Answer, AttrDef, Caller, Client, ConnectionLimits, Dir, Entry, Found, Json, JsonError,
-    JsonFault, Kind, Node, Op, OwnedFile, PathSpec, Refused, Server, Successor, Sys, Tree, Value,
-    folder,
+    Answer, AttrDef, Caller, Client, ConnectionLimits, Dir, Entry, Found, Json, JsonError, Kind,
+    Node, Op, OwnedFile, PathSpec, Refused, Server, Successor, Sys, Tree, Value, folder,
 };
 
 /// A tree as files, under FUSE.
