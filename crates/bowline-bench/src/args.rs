@@ -3,9 +3,327 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::builder::RangedU64ValueParser;
+
 use crate::cell::{Subject, Wait};
 use crate::peers::PEERS;
-use crate::sys;
+use crate::{net, page, sys};
+
+/// How a run ends.
+pub(crate) const EXIT: &str = "Exit status: 0 all required targets are met, 1 one is not, 3 some are \
+                               undecided, 2 usage, or the machine is not suitable.";
+
+/// Measure this machine: bowline beside bare TCP and other message libraries.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    word: Word,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Word {
+    Rds(RdsArgs),
+    Roce(RoceArgs),
+    Rtrs(RtrsArgs),
+    Rnbd(RnbdArgs),
+    Net(net::Args),
+    Report(page::Args),
+}
+
+/// What is to be done.
+#[derive(Debug)]
+pub(crate) enum Job {
+    /// To measure this suite.
+    Suite(Suite, Box<Options>),
+    Net(net::Options),
+    Report(page::Options),
+}
+
+impl Args {
+    /// Returns what is to be done.
+    ///
+    /// # Errors
+    /// Says what does not go together.
+    pub(crate) fn job(self) -> Result<Job, String> {
+        let suite = |suite, options| Job::Suite(suite, Box::new(options));
+        Ok(match self.word {
+            Word::Rds(args) => suite(Suite::Rds, args.options()),
+            Word::Roce(args) => suite(Suite::Roce, args.options()),
+            Word::Rtrs(args) => suite(Suite::Rtrs, args.options()),
+            Word::Rnbd(args) => {
+                let of = if args.doors { Suite::Doors } else { Suite::Rnbd };
+                suite(of, args.options(of)?)
+            }
+            Word::Net(args) => Job::Net(args.options()?),
+            Word::Report(args) => Job::Report(args.options()),
+        })
+    }
+}
+
+/// What all suites have.
+#[derive(Debug, clap::Args)]
+struct Common {
+    /// 1 round, and less of everything; below 30 seconds
+    #[arg(long)]
+    quick: bool,
+    /// Rounds, each of which measures everything once [default: 5]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
+    rounds: Option<u32>,
+    /// Length of a window in seconds [default: 0.25; 2 with --doors]
+    #[arg(long, value_name = "S", value_parser = seconds(0.05, 60.0))]
+    secs: Option<Duration>,
+    /// Only cells whose names begin with one of these; --list prints all names
+    #[arg(long, value_name = "CELL", value_delimiter = ',')]
+    only: Vec<String>,
+    /// Before each measurement, wait up to S seconds for a quiet machine
+    #[arg(long, value_name = "S", value_parser = seconds(0.0, 600.0))]
+    quiet_wait: Option<Duration>,
+    /// Write every raw measurement to FILE (- for standard output)
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write a page of plots to FILE
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    /// Write every raw measurement into DIR, in a file named by date, commit and suite
+    #[arg(long, value_name = "DIR")]
+    save: Option<PathBuf>,
+    /// Print the names of all cells and end
+    #[arg(long)]
+    list: bool,
+}
+
+impl Common {
+    /// Returns the options, with what is quick about this suite.
+    fn options(self, suite: Suite, peers: Option<PeerChoice>) -> Options {
+        let all = Options::defaults();
+        let is_doors = suite == Suite::Doors;
+        let window = match (is_doors, self.quick) {
+            (true, true) => Duration::from_millis(500),
+            (true, false) => Duration::from_secs(2),
+            (false, _) => all.window,
+        };
+        let default = match suite {
+            _ if !self.quick => PeerChoice::Auto,
+            Suite::Rds | Suite::Roce => PeerChoice::List(Vec::new()),
+            Suite::Rtrs | Suite::Rnbd | Suite::Doors => PeerChoice::List(vec![Subject::Nbdkit]),
+        };
+        Options {
+            quick: self.quick,
+            rounds: self.rounds.unwrap_or(if self.quick { 1 } else { all.rounds }),
+            window: self.secs.unwrap_or(window),
+            only: self.only,
+            peers: peers.unwrap_or(default),
+            quiet_wait: self.quiet_wait.unwrap_or(all.quiet_wait),
+            json: self.json,
+            svg: self.svg,
+            save: self.save,
+            list: self.list,
+            ..all
+        }
+    }
+}
+
+/// Which CPUs.
+#[derive(Debug, clap::Args)]
+struct Pinned {
+    /// CPUs of receiver and sender, or none [default: the first two allowed]
+    #[arg(long, value_name = "RX,TX", value_parser = pin)]
+    pin: Option<Pin>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Pin(Option<(usize, usize)>);
+
+impl Pinned {
+    fn lay(self, options: &mut Options) {
+        options.pin = self.pin.map_or(options.pin, |Pin(cpus)| cpus);
+    }
+}
+
+/// How threads wait, and TCP.
+#[derive(Debug, clap::Args)]
+struct Sockets {
+    /// How bowline's threads wait in streams [default: adaptive]
+    #[arg(long, value_name = "MODE", value_parser = ["adaptive", "spin", "sleep"])]
+    poll: Option<String>,
+    /// Congestion control of TCP: default (the system's), cubic, reno. Without it bowline chooses
+    /// for RDS, and the anchors use what it chooses here; the anchor of roce has cubic where the
+    /// kernel has it
+    #[arg(long, value_name = "NAME")]
+    cc: Option<String>,
+}
+
+impl Sockets {
+    fn lay(self, options: &mut Options) {
+        options.poll = self.poll.and_then(|mode| Wait::parse(&mode)).unwrap_or(options.poll);
+        options.cc = match self.cc {
+            None => Congestion::Own,
+            Some(name) if name == "default" => Congestion::System,
+            Some(name) => Congestion::Named(name),
+        };
+    }
+}
+
+/// RDS beside bare sockets and other message libraries.
+///
+/// Names of cells begin with stream, many, rtt-spin, rtt-sleep, paths, slow, cc, sockets, nodes,
+/// idle, host or rdma; in full a name is stream/64. --quick measures 3 sizes, and no library peers.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXIT)]
+struct RdsArgs {
+    #[command(flatten)]
+    common: Common,
+    /// auto (those that are installed), none, or some of zmq,nanomsg,ofi-net,ofi-rxm,ucx
+    #[arg(long, value_name = "LIST", value_parser = peers(Suite::Rds))]
+    peers: Option<PeerChoice>,
+    #[command(flatten)]
+    sockets: Sockets,
+    /// RDS paths per connection [default: bowline's]
+    #[arg(long, value_name = "N", value_parser = ["1", "8"])]
+    paths: Option<String>,
+    #[command(flatten)]
+    pinned: Pinned,
+    /// Measure programs on plain RDS sockets, too: on nodes of this host beside nodes of their own,
+    /// unix sockets, a futex, TCP from Python, and a pipe with and without the preloaded library
+    #[arg(long)]
+    host: bool,
+    /// Measure RDS over RDMA, too, on soft devices: messages and round trips beside the same over
+    /// TCP, remote writes beside those of bare verbs
+    #[arg(long)]
+    rdma: bool,
+}
+
+impl RdsArgs {
+    fn options(self) -> Options {
+        let mut options = self.common.options(Suite::Rds, self.peers);
+        self.sockets.lay(&mut options);
+        self.pinned.lay(&mut options);
+        let paths = self.paths.and_then(|paths| paths.parse().ok());
+        options.paths = paths.unwrap_or(options.paths);
+        options.host = self.host;
+        options.rdma = self.rdma;
+        options
+    }
+}
+
+/// RDMA over RoCEv2 in user space beside bare sockets.
+///
+/// Names of cells begin with bulk, send, ping, loss, write or atomic; in full a name is bulk/4096.
+/// --quick measures the cells of the targets only.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXIT)]
+struct RoceArgs {
+    #[command(flatten)]
+    common: Common,
+    /// Path MTU of all cells (without it 4096, and 1024 in a cell of its own); targets are not
+    /// judged then
+    #[arg(long, value_name = "BYTES", value_parser = ["256", "512", "1024", "2048", "4096"])]
+    mtu: Option<String>,
+    /// Each side drops this share of the packets it receives, at random, in all cells; targets are
+    /// not judged then
+    #[arg(long, value_name = "PERCENT", value_parser = loss)]
+    loss: Option<u32>,
+    #[command(flatten)]
+    sockets: Sockets,
+    #[command(flatten)]
+    pinned: Pinned,
+}
+
+impl RoceArgs {
+    fn options(self) -> Options {
+        let mut options = self.common.options(Suite::Roce, None);
+        self.sockets.lay(&mut options);
+        self.pinned.lay(&mut options);
+        options.mtu = self.mtu.and_then(|mtu| mtu.parse().ok());
+        options.drop_one_in = self.loss.unwrap_or(options.drop_one_in);
+        options
+    }
+}
+
+/// Reads and writes of memory over RTRS beside bare sockets and nbdkit.
+///
+/// Names of cells begin with read, write, ping-spin, ping-sleep or failover; in full a name is
+/// read/4096x32. --quick measures the cells of most targets only, of the peers nbdkit. Other
+/// servers are measured if they are installed, with the processor time of their processes, and with
+/// a client of this program.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXIT)]
+struct RtrsArgs {
+    #[command(flatten)]
+    common: Common,
+    /// auto (those that are installed), none, or nbdkit
+    #[arg(long, value_name = "LIST", value_parser = peers(Suite::Rtrs))]
+    peers: Option<PeerChoice>,
+    #[command(flatten)]
+    pinned: Pinned,
+}
+
+impl RtrsArgs {
+    fn options(self) -> Options {
+        let mut options = self.common.options(Suite::Rtrs, self.peers);
+        self.pinned.lay(&mut options);
+        options
+    }
+}
+
+/// A disk mapped over RNBD beside RTRS alone, nbdkit, qemu-nbd and tgtd.
+///
+/// Through the library, which is faster than what other programs see; with --doors as these see it.
+/// Names of cells begin with read, write, ping-spin, ping-sleep or door-write; in full a name is
+/// read/4096x32. --quick measures the cells of the targets only, of the peers nbdkit. Other servers
+/// are measured if they are installed, with the processor time of their processes; nbdkit and
+/// qemu-nbd with a client of this program, tgtd with iscsi-perf.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXIT)]
+struct RnbdArgs {
+    #[command(flatten)]
+    common: Common,
+    /// auto (those that are installed), none, or some of nbdkit,qemu-nbd,tgt; with --doors some of
+    /// nbdkit,nbdfuse,qemu-nbd
+    #[arg(long, value_name = "LIST")]
+    peers: Option<String>,
+    #[command(flatten)]
+    pinned: Pinned,
+    /// Measure fio on the doors of a mapped disk instead: its NBD socket, its file by FUSE, the
+    /// same by io_uring (needs root and Linux 6.14), beside the same fio on nbdkit, nbdfuse and
+    /// qemu-nbd over TCP. Random reads and writes of 4 KiB, 1 and 32 outstanding, and of 128 KiB,
+    /// 16 outstanding; names of cells begin as doors/read/4096x32. Everything runs on this machine
+    /// as everybody starts it: `bowline rnbd export --memory`, `bowline rnbd map`, nbdkit with its
+    /// plugin memory, qemu-nbd with a file in memory. Ratios are to nbdkit in the same round. What
+    /// is not installed is skipped, and the output says which package has it
+    #[arg(long, conflicts_with = "pin")]
+    doors: bool,
+    /// Processes of fio that ask at a time, such as 1,4 [default: 1]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', requires = "doors",
+        value_parser = RangedU64ValueParser::<usize>::new().range(1..=16))]
+    clients: Vec<usize>,
+    /// Loops that never sleep beside them, such as 0,4 [default: 0]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', requires = "doors",
+        value_parser = RangedU64ValueParser::<usize>::new().range(0..=64))]
+    busy: Vec<usize>,
+    /// Bytes of each disk, such as 256m [default: 1g]
+    #[arg(long, value_name = "SIZE", requires = "doors", value_parser = size)]
+    size: Option<u64>,
+}
+
+impl RnbdArgs {
+    /// Returns the options of this suite, `Rnbd` or `Doors`.
+    fn options(self, suite: Suite) -> Result<Options, String> {
+        let chosen = |list: String| {
+            peers(suite)(&list).map_err(|expected| format!("--peers {list}: {expected}"))
+        };
+        let mut options = self.common.options(suite, self.peers.map(chosen).transpose()?);
+        self.pinned.lay(&mut options);
+        if !self.clients.is_empty() {
+            options.clients = self.clients;
+        }
+        if !self.busy.is_empty() {
+            options.busy = self.busy;
+        }
+        options.disk = self.size.unwrap_or(options.disk);
+        Ok(options)
+    }
+}
 
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,14 +343,6 @@ pub(crate) enum Suite {
 impl Suite {
     /// Every suite, in the order of the page.
     pub(crate) const ALL: [Self; 5] = [Self::Rds, Self::Roce, Self::Rtrs, Self::Rnbd, Self::Doors];
-
-    /// Finds a suite by what a command line begins with. Returns it and the arguments after that.
-    pub(crate) fn from_command(name: &str, args: &[String]) -> Option<(Self, Vec<String>)> {
-        let suite = Self::parse(name).filter(|suite| *suite != Self::Doors)?;
-        let is_doors = |word: &String| suite == Self::Rnbd && word == "--doors";
-        let rest = args.iter().filter(|word| !is_doors(word)).cloned().collect();
-        Some((if args.iter().any(is_doors) { Self::Doors } else { suite }, rest))
-    }
 
     /// Finds a suite by its name.
     pub(crate) fn parse(name: &str) -> Option<Self> {
@@ -60,186 +370,7 @@ impl Suite {
             Self::Doors => matches!(peer, Subject::Nbdkit | Subject::QemuNbd | Subject::Nbdfuse),
         }
     }
-
-    /// Help text.
-    pub(crate) const fn help(self) -> &'static str {
-        match self {
-            Self::Rds => HELP_RDS,
-            Self::Roce => HELP_ROCE,
-            Self::Rtrs => HELP_RTRS,
-            Self::Rnbd => HELP_RNBD,
-            Self::Doors => HELP_DOORS,
-        }
-    }
 }
-
-/// Help text of the command.
-pub(crate) const HELP: &str = "\
-bowline bench: measures this machine and checks its targets
-
-Usage: bowline bench SUITE [OPTIONS]
-       bowline bench report [OPTIONS]
-
-  rds     RDS beside bare sockets and other message libraries
-  roce    RDMA verbs over RoCEv2 in user space beside bare sockets
-  rtrs    RTRS over it beside bare sockets and nbdkit
-  rnbd    network block devices over that beside nbdkit, qemu-nbd and tgtd
-  net     all of these over a network with slow ports and small buffers, beside bare TCP and
-          nbdkit; needs root
-
-  report  measures nothing: writes the tables of bench/README.md and bench/TARGETS.md out of the
-          recorded runs in bench/results, and draws a recorded run as a page of plots
-
-See bowline bench SUITE --help and bowline bench report --help.
-";
-
-const HELP_RDS: &str = "\
-bowline bench rds: measures bowline beside bare sockets and other message libraries, in one run
-
-Usage: bowline bench rds [OPTIONS]
-
-  --quick             1 round, 3 sizes, no library peers; below 30 seconds
-  --rounds N          rounds, each of which measures everything once (default 5)
-  --secs S            length of a window in seconds (default 0.25)
-  --only CELL[,CELL]  only cells whose names begin with: stream, many, rtt-spin, rtt-sleep, paths,
-                      slow, cc, sockets, nodes, idle, host, rdma; or in full:
-                      stream/64
-  --peers LIST        auto (default), none, or some of zmq,nanomsg,ofi-net,ofi-rxm,ucx
-  --poll MODE         how bowline's threads wait in streams: adaptive (default), spin, sleep
-  --cc NAME           congestion control of anchors and bowline: default (the system's), cubic, reno;
-                      without it bowline chooses, and the anchors use what it chooses here
-  --paths N           RDS paths per connection, 1 or 8 (default: bowline's)
-  --pin RX,TX         CPUs of receiver and sender, or none (default: the first two allowed)
-  --host              measure programs on plain RDS sockets, too: on nodes of this host beside
-                      nodes of their own, unix sockets, a futex, TCP from Python, and a pipe with
-                      and without the preloaded library
-  --rdma              measure RDS over RDMA, too, on soft devices: messages and round trips beside
-                      the same over TCP, remote writes beside those of bare verbs
-  --size SIZE         bytes of each disk, such as 256m (default 1g)
-  --quiet-wait S      before each measurement, wait up to S seconds for a quiet machine
-  --json FILE         write every raw measurement to FILE (- for standard output)
-  --svg FILE          write a page of plots to FILE
-  --save DIR          write every raw measurement into DIR, in a file named by date and commit
-  --list              print the names of all cells and end
-
-Exit status: 0 all required targets are met, 1 one is not, 3 some are undecided, 2 usage, or the
-machine is not suitable.
-";
-
-const HELP_ROCE: &str = "\
-bowline bench roce: measures RDMA over RoCEv2 in userspace beside bare sockets, in one run
-
-Usage: bowline bench roce [OPTIONS]
-
-  --quick             1 round, the cells of the targets only; below 30 seconds
-  --rounds N          rounds, each of which measures everything once (default 5)
-  --secs S            length of a window in seconds (default 0.25)
-  --only CELL[,CELL]  only cells whose names begin with: bulk, send, ping, loss, write, atomic;
-                      or in full: bulk/4096
-  --mtu BYTES         path MTU of all cells: 256, 512, 1024, 2048 or 4096 (default: 4096, and
-                      1024 in a cell of its own); targets are not judged then
-  --loss PERCENT      each side drops this share of the packets it receives, at random, in
-                      all cells; targets are not judged then
-  --poll MODE         how bowline's threads wait in streams: adaptive (default), spin, sleep
-  --cc NAME           congestion control of the TCP anchor: default (the system's), cubic, reno;
-                      without it cubic where the kernel has it
-  --pin RX,TX         CPUs of receiver and sender, or none (default: the first two allowed)
-  --quiet-wait S      before each measurement, wait up to S seconds for a quiet machine
-  --json FILE         write every raw measurement to FILE (- for standard output)
-  --svg FILE          write a page of plots to FILE
-  --save DIR          write every raw measurement into DIR, in a file named by date, commit
-                      and suite
-  --list              print the names of all cells and end
-
-Exit status: 0 all required targets are met, 1 one is not, 3 some are undecided, 2 usage, or the
-machine is not suitable.
-";
-
-const HELP_RTRS: &str = "\
-bowline bench rtrs: measures reads and writes of memory over RTRS beside bare sockets and
-nbdkit, in one run
-
-Usage: bowline bench rtrs [OPTIONS]
-
-  --quick             1 round, the cells of most targets only, of the peers nbdkit; below 30 seconds
-  --rounds N          rounds, each of which measures everything once (default 5)
-  --secs S            length of a window in seconds (default 0.25)
-  --only CELL[,CELL]  only cells whose names begin with: read, write, ping-spin, ping-sleep, failover;
-                      or in full: read/4096x32
-  --peers LIST        auto (default), none, or nbdkit
-  --pin RX,TX         CPUs of receiver and sender, or none (default: the first two allowed)
-  --quiet-wait S      before each measurement, wait up to S seconds for a quiet machine
-  --json FILE         write every raw measurement to FILE (- for standard output)
-  --svg FILE          write a page of plots to FILE
-  --save DIR          write every raw measurement into DIR, in a file named by date, commit
-                      and suite
-  --list              print the names of all cells and end
-
-Other servers are measured if they are installed, with the processor time of their processes;
-nbdkit and qemu-nbd with a client of this program.
-
-Exit status: 0 all required targets are met, 1 one is not, 3 some are undecided, 2 usage, or the
-machine is not suitable.
-";
-
-const HELP_RNBD: &str = "\
-bowline bench rnbd: measures a disk mapped over RNBD beside RTRS alone, nbdkit, qemu-nbd
-and tgtd, in one run: through the library, which is faster than what other programs see
-
-Usage: bowline bench rnbd [OPTIONS]
-       bowline bench rnbd --doors [OPTIONS]
-
-  --doors             measures fio on the NBD socket and the file (FUSE) of a mapped disk instead, see
-                      bowline bench rnbd --doors --help
-  --quick             1 round, the cells of the targets only, of the peers nbdkit; below 30 seconds
-  --rounds N          rounds, each of which measures everything once (default 5)
-  --secs S            length of a window in seconds (default 0.25)
-  --only CELL[,CELL]  only cells whose names begin with: read, write, ping-spin, ping-sleep,
-                      door-write; or in full: read/4096x32
-  --peers LIST        auto (default), none, or some of nbdkit,qemu-nbd,tgt
-  --pin RX,TX         CPUs of receiver and sender, or none (default: the first two allowed)
-  --quiet-wait S      before each measurement, wait up to S seconds for a quiet machine
-  --json FILE         write every raw measurement to FILE (- for standard output)
-  --svg FILE          write a page of plots to FILE
-  --save DIR          write every raw measurement into DIR, in a file named by date, commit
-                      and suite
-  --list              print the names of all cells and end
-
-Other servers are measured if they are installed, with the processor time of their processes;
-nbdkit and qemu-nbd with a client of this program, tgtd with iscsi-perf.
-
-Exit status: 0 all required targets are met, 1 one is not, 3 some are undecided, 2 usage, or the
-machine is not suitable.
-";
-
-const HELP_DOORS: &str = "\
-bowline bench rnbd --doors: measures fio on the doors of a mapped disk (its NBD socket, its file by
-FUSE, the same by io_uring), beside the same fio on nbdkit, nbdfuse and qemu-nbd over TCP
-
-Usage: bowline bench rnbd --doors [OPTIONS]
-
-  --quick             1 round, windows of half a second, of the peers nbdkit; below 30 seconds
-  --rounds N          rounds, each of which measures everything once (default 5)
-  --secs S            how long an fio asks, in seconds (default 2)
-  --only CELL[,CELL]  only cells whose names begin so, as doors/read/4096x32
-  --peers LIST        auto (default), none, or some of nbdkit,nbdfuse,qemu-nbd
-  --clients LIST      processes of fio that ask at a time, such as 1,4 (default 1)
-  --busy LIST         loops that never sleep beside them, such as 0,4 (default 0)
-  --quiet-wait S      before each measurement, wait up to S seconds for a quiet machine
-  --json FILE         write every raw measurement to FILE (- for standard output)
-  --svg FILE          write a page of plots to FILE
-  --save DIR          write every raw measurement into DIR, in a file named by date and commit
-  --list              print the names of all cells and end
-
-Random reads and writes of 4 KiB, 1 and 32 outstanding, and of 128 KiB, 16 outstanding. Everything
-runs on this machine as everybody starts it: `bowline rnbd export --memory`, `bowline rnbd map`,
-nbdkit with its plugin memory, qemu-nbd with a file in memory. Ratios are to nbdkit in the same
-round. What is not installed is skipped, and the output says which package has it. io_uring needs
-root and Linux 6.14.
-
-Exit status: 0 all required targets are met, 1 one is not, 3 some are undecided, 2 usage, or the
-machine is not suitable.
-";
 
 /// Which congestion control to ask for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -327,70 +458,6 @@ impl Options {
         }
     }
 
-    /// Reads the arguments after the name of a suite.
-    ///
-    /// # Errors
-    ///
-    /// Says which argument is wrong.
-    pub(crate) fn parse(suite: Suite, args: &[String]) -> Result<Self, String> {
-        let (rds, roce, doors) = (suite == Suite::Rds, suite == Suite::Roce, suite == Suite::Doors);
-        let mut options = Self::defaults();
-        if doors {
-            options.window = Duration::from_secs(2);
-        }
-        each_option(args, |word, name, value| {
-            match name {
-                "--quick" => {
-                    options.quick = true;
-                    options.rounds = 1;
-                    let block = matches!(suite, Suite::Rtrs | Suite::Rnbd | Suite::Doors);
-                    if doors {
-                        options.window = Duration::from_millis(500);
-                    }
-                    let peers = if block { vec![Subject::Nbdkit] } else { Vec::new() };
-                    options.peers = PeerChoice::List(peers);
-                }
-                "--list" => options.list = true,
-                "--host" if rds => options.host = true,
-                "--rdma" if rds => options.rdma = true,
-                "--rounds" => options.rounds = number(name, &value()?, 1, 100)? as u32,
-                "--secs" => options.window = seconds(name, &value()?, 0.05, 60.0)?,
-                "--only" => {
-                    options.only.extend(value()?.split(',').map(str::to_owned));
-                }
-                "--peers" if !roce => options.peers = peers(suite, &value()?)?,
-                "--poll" if rds || roce => {
-                    let value = value()?;
-                    options.poll = Wait::parse(&value)
-                        .ok_or_else(|| bad(name, &value, "adaptive, spin, sleep"))?;
-                }
-                "--cc" if rds || roce => {
-                    options.cc = match value()?.as_str() {
-                        "default" => Congestion::System,
-                        other => Congestion::Named(other.to_owned()),
-                    };
-                }
-                "--paths" if rds => options.paths = paths(&value()?)?,
-                "--mtu" if roce => options.mtu = Some(mtu(&value()?)?),
-                "--loss" if roce => options.drop_one_in = loss(&value()?)?,
-                "--clients" if doors => options.clients = counts(name, &value()?, 1, 16)?,
-                "--busy" if doors => options.busy = counts(name, &value()?, 0, 64)?,
-                "--size" if doors => options.disk = size(name, &value()?)?,
-                "--pin" if !doors => options.pin = pin(&value()?)?,
-                "--quiet-wait" => options.quiet_wait = seconds(name, &value()?, 0.0, 600.0)?,
-                "--json" => options.json = Some(value()?.into()),
-                "--svg" => options.svg = Some(value()?.into()),
-                "--save" => options.save = Some(value()?.into()),
-                _ => {
-                    let suite = if doors { "rnbd --doors" } else { suite.name() };
-                    return Err(format!("unknown option {word}; see bowline bench {suite} --help"));
-                }
-            }
-            Ok(())
-        })?;
-        Ok(options)
-    }
-
     /// Says whether what is measured is what the targets are about.
     pub(crate) fn as_targets_say(&self) -> bool {
         self.mtu.is_none() && self.drop_one_in == 0
@@ -402,113 +469,84 @@ impl Options {
     }
 }
 
-/// Reads the value of an argument.
-type Value<'a> = dyn FnMut() -> Result<String, String> + 'a;
-
-/// Hands each argument to `take`: as it is, its name, and what reads its value, which follows `=`
-/// or is the next argument.
-pub(crate) fn each_option(
-    args: &[String],
-    mut take: impl FnMut(&str, &str, &mut Value<'_>) -> Result<(), String>,
-) -> Result<(), String> {
-    let mut words = args.iter();
-    while let Some(word) = words.next() {
-        let (name, inline) = match word.split_once('=') {
-            Some((name, value)) if name.starts_with("--") => (name, Some(value.to_owned())),
-            _ => (word.as_str(), None),
-        };
-        let mut value = || {
-            let next = inline.clone().or_else(|| words.next().cloned());
-            next.ok_or_else(|| format!("{name} needs a value"))
-        };
-        take(word, name, &mut value)?;
-    }
-    Ok(())
-}
-
-pub(crate) fn bad(name: &str, value: &str, expected: &str) -> String {
-    format!("{name} {value}: expected {expected}")
-}
-
-pub(crate) fn number(name: &str, value: &str, min: u64, max: u64) -> Result<u64, String> {
-    let number = value.parse().ok().filter(|n| (min..=max).contains(n));
-    number.ok_or_else(|| bad(name, value, &format!("a number from {min} to {max}")))
-}
-
 /// Reads a number of bytes.
-fn size(name: &str, value: &str) -> Result<u64, String> {
-    let (digits, unit) = match value.strip_suffix(['g', 'G']) {
+fn size(text: &str) -> Result<u64, &'static str> {
+    let (digits, unit) = match text.strip_suffix(['g', 'G']) {
         Some(digits) => (digits, 1 << 30),
-        None => (value.strip_suffix(['m', 'M']).unwrap_or_default(), 1 << 20),
+        None => (text.strip_suffix(['m', 'M']).unwrap_or_default(), 1 << 20),
     };
     let bytes = digits.parse().ok().and_then(|n: u64| n.checked_mul(unit));
     bytes
         .filter(|bytes| (1 << 20..=1 << 40).contains(bytes))
-        .ok_or_else(|| bad(name, value, "a size such as 256m or 1g"))
+        .ok_or("expected a size such as 256m or 1g")
 }
 
-/// Reads a list of numbers.
-fn counts(name: &str, value: &str, min: u64, max: u64) -> Result<Vec<usize>, String> {
-    value.split(',').map(|word| Ok(number(name, word, min, max)? as usize)).collect()
-}
-
-pub(crate) fn seconds(name: &str, value: &str, min: f64, max: f64) -> Result<Duration, String> {
-    let seconds = value.parse::<f64>().ok().filter(|s| (min..=max).contains(s));
-    seconds
-        .map(Duration::from_secs_f64)
-        .ok_or_else(|| bad(name, value, &format!("seconds from {min} to {max}")))
-}
-
-fn paths(value: &str) -> Result<usize, String> {
-    match value {
-        "1" => Ok(1),
-        "8" => Ok(8),
-        other => Err(bad("--paths", other, "1 or 8")),
+/// Reads seconds within these bounds.
+pub(crate) fn seconds(
+    min: f64,
+    max: f64,
+) -> impl Fn(&str) -> Result<Duration, String> + Clone + Send + Sync + 'static {
+    move |text| {
+        let seconds = text.parse::<f64>().ok().filter(|s| (min..=max).contains(s));
+        let seconds = seconds.map(Duration::from_secs_f64);
+        seconds.ok_or_else(|| format!("expected seconds from {min} to {max}"))
     }
-}
-
-fn mtu(value: &str) -> Result<usize, String> {
-    let known = [256, 512, 1024, 2048, 4096];
-    let mtu = value.parse().ok().filter(|mtu| known.contains(mtu));
-    mtu.ok_or_else(|| bad("--mtu", value, "256, 512, 1024, 2048 or 4096"))
 }
 
 /// Reads a loss in percent; returns in how many packets one is lost.
-fn loss(value: &str) -> Result<u32, String> {
-    let text = value.strip_suffix('%').unwrap_or(value);
+fn loss(text: &str) -> Result<u32, &'static str> {
+    let text = text.strip_suffix('%').unwrap_or(text);
     let percent = text.parse::<f64>().ok().filter(|percent| (0.001..=50.0).contains(percent));
-    percent
-        .map(|percent| (100.0 / percent).round() as u32)
-        .ok_or_else(|| bad("--loss", value, "percent from 0.001 to 50"))
+    let packets = percent.map(|percent| (100.0 / percent).round() as u32);
+    packets.ok_or("expected percent from 0.001 to 50")
 }
 
-fn pin(value: &str) -> Result<Option<(usize, usize)>, String> {
-    if value == "none" {
-        return Ok(None);
+fn pin(text: &str) -> Result<Pin, String> {
+    if text == "none" {
+        return Ok(Pin(None));
     }
     let allowed = sys::allowed_cpus();
     let cpu = |text: &str| text.parse().ok().filter(|cpu| allowed.contains(cpu));
-    value
-        .split_once(',')
-        .and_then(|(rx, tx)| Some((cpu(rx)?, cpu(tx)?)))
-        .map(Some)
-        .ok_or_else(|| bad("--pin", value, &format!("none, or two of the CPUs {allowed:?}")))
+    let cpus = text.split_once(',').and_then(|(rx, tx)| Some((cpu(rx)?, cpu(tx)?)));
+    let cpus = cpus.ok_or_else(|| format!("expected none, or two of the CPUs {allowed:?}"))?;
+    Ok(Pin(Some(cpus)))
 }
 
-fn peers(suite: Suite, value: &str) -> Result<PeerChoice, String> {
-    let known = || PEERS.into_iter().filter(|peer| suite.has_peer(*peer));
-    match value {
-        "auto" => Ok(PeerChoice::Auto),
-        "none" => Ok(PeerChoice::List(Vec::new())),
-        list => list
-            .split(',')
-            .map(|name| known().find(|peer| peer.name() == name))
-            .collect::<Option<Vec<_>>>()
-            .map(PeerChoice::List)
-            .ok_or_else(|| {
-                let names: Vec<&str> = known().map(Subject::name).collect();
-                bad("--peers", list, &format!("auto, none, {}", names.join(",")))
-            }),
+/// Reads a choice of the peers of a suite.
+fn peers(
+    suite: Suite,
+) -> impl Fn(&str) -> Result<PeerChoice, String> + Clone + Send + Sync + 'static {
+    move |text| {
+        let known = || PEERS.into_iter().filter(|peer| suite.has_peer(*peer));
+        let named = |name| known().find(|peer| peer.name() == name);
+        let list = match text {
+            "auto" => return Ok(PeerChoice::Auto),
+            "none" => Some(Vec::new()),
+            list => list.split(',').map(named).collect(),
+        };
+        list.map(PeerChoice::List).ok_or_else(|| {
+            let names: Vec<&str> = known().map(Subject::name).collect();
+            format!("expected auto, none, {}", names.join(","))
+        })
+    }
+}
+
+/// Reads a command line that begins with the name of a suite.
+#[cfg(test)]
+pub(crate) fn parsed(line: &str) -> Result<Job, String> {
+    use clap::FromArgMatches as _;
+    let command = <Args as clap::Args>::augment_args(clap::Command::new("bench"));
+    let words = ["bench"].into_iter().chain(line.split_whitespace());
+    let matches = command.try_get_matches_from(words).map_err(|error| error.to_string())?;
+    Args::from_arg_matches(&matches).map_err(|error| error.to_string())?.job()
+}
+
+/// Reads the options of a suite.
+#[cfg(test)]
+pub(crate) fn parsed_suite(line: &str) -> Result<(Suite, Options), String> {
+    match parsed(line)? {
+        Job::Suite(suite, options) => Ok((suite, *options)),
+        other => Err(format!("{other:?}")),
     }
 }
 
@@ -517,8 +555,16 @@ mod tests {
     use super::*;
 
     fn parse(line: &str) -> Result<Options, String> {
-        let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
-        Options::parse(Suite::Rds, &words)
+        parsed_suite(&format!("rds {line}")).map(|(_, options)| options)
+    }
+
+    fn of(line: &str) -> Result<Options, String> {
+        parsed_suite(line).map(|(_, options)| options)
+    }
+
+    #[test]
+    fn the_definition_is_consistent() {
+        <Args as clap::Args>::augment_args(clap::Command::new("bench")).debug_assert();
     }
 
     #[test]
@@ -538,17 +584,15 @@ mod tests {
 
     #[test]
     fn options_without_a_meaning_are_refused() {
-        let words = ["--paths".to_owned(), "8".to_owned()];
-        let error = Options::parse(Suite::Roce, &words).unwrap_err();
-        assert!(error.contains("--paths") && error.contains("bench roce --help"), "{error}");
-        assert!(Options::parse(Suite::Rds, &words).is_ok());
-        let words = ["--mtu=1024", "--loss", "0.1%"].map(str::to_owned);
-        let options = Options::parse(Suite::Roce, &words).unwrap();
+        let error = of("roce --paths 8").unwrap_err();
+        assert!(error.contains("--paths"), "{error}");
+        assert!(of("rds --paths 8").is_ok());
+        let options = of("roce --mtu=1024 --loss 0.1%").unwrap();
         assert_eq!((options.mtu, options.drop_one_in), (Some(1024), 1000));
-        assert!(Options::parse(Suite::Rds, &words).is_err());
-        for words in [["--mtu", "1500"], ["--loss", "0"], ["--loss", "51"], ["--loss", "x"]] {
-            let error = Options::parse(Suite::Roce, &words.map(str::to_owned)).unwrap_err();
-            assert!(error.contains(words[0]) && error.contains("expected"), "{error}");
+        assert!(of("rds --mtu=1024").is_err());
+        for words in ["--mtu 1500", "--loss 0", "--loss 51", "--loss x"] {
+            let error = of(&format!("roce {words}")).unwrap_err();
+            assert!(error.contains(words.split(' ').next().unwrap()), "{error}");
         }
     }
 
@@ -556,44 +600,34 @@ mod tests {
     fn quick_is_one_round_without_peers_unless_asked_otherwise() {
         let o = parse("--quick").unwrap();
         assert!(o.quick && o.rounds == 1 && o.peers == PeerChoice::List(Vec::new()));
-        assert_eq!(parse("--quick --rounds 3").unwrap().rounds, 3);
+        assert_eq!(parse("--rounds 3 --quick").unwrap().rounds, 3);
     }
 
     #[test]
     fn doors_are_a_suite_of_their_own_behind_an_option() {
-        let of = |line: &str| {
-            let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
-            Suite::from_command(&words[0], &words[1..])
-        };
-        let (suite, rest) = of("rnbd --clients 1,4 --doors --busy=0,4").unwrap();
-        assert_eq!((suite, rest.len()), (Suite::Doors, 3));
-        let options = Options::parse(suite, &rest).unwrap();
+        let (suite, options) =
+            parsed_suite("rnbd --clients 1,4 --doors --busy=0,4 --size 256m").unwrap();
+        assert_eq!(suite, Suite::Doors);
         assert_eq!((&options.clients[..], &options.busy[..]), (&[1, 4][..], &[0, 4][..]));
-        assert_eq!((options.window, options.disk), (Duration::from_secs(2), 1 << 30));
-        for (text, bytes) in [("256m", Ok(256 << 20)), ("2G", Ok(2 << 30)), ("64", Err(()))] {
-            let words = ["--size", text].map(str::to_owned);
-            let read = Options::parse(Suite::Doors, &words).map(|options| options.disk);
-            assert_eq!(read.map_err(drop), bytes, "{text}");
-        }
-        assert!(of("doors").is_none(), "there is one way to ask for them");
-        let (suite, rest) = of("rds --doors").unwrap();
-        assert!(Options::parse(suite, &rest).unwrap_err().contains("unknown option --doors"));
-        for line in ["rnbd --doors --clients 0", "rnbd --doors --pin none", "rnbd --busy 4"] {
-            let (suite, rest) = of(line).unwrap();
-            assert!(Options::parse(suite, &rest).is_err(), "{line}");
+        assert_eq!((options.window, options.disk), (Duration::from_secs(2), 256 << 20));
+        assert_eq!(of("rnbd --doors").unwrap().disk, 1 << 30);
+        assert_eq!((size("2G"), size("64").is_err()), (Ok(2 << 30), true));
+        assert!(parsed_suite("doors").is_err(), "there is one way to ask for them");
+        let wrong =
+            ["rds --doors", "rnbd --doors --clients 0", "rnbd --doors --pin none", "rnbd --busy 4"];
+        for line in wrong {
+            assert!(of(line).is_err(), "{line}");
         }
     }
 
     #[test]
     fn every_suite_has_its_own_peers() {
-        let parse =
-            |suite, list: &str| Options::parse(suite, &["--peers", list].map(str::to_owned));
-        let chosen = parse(Suite::Rnbd, "nbdkit,tgt").unwrap().peers;
+        let chosen = of("rnbd --peers nbdkit,tgt").unwrap().peers;
         assert_eq!(chosen, PeerChoice::List(vec![Subject::Nbdkit, Subject::Tgt]));
-        assert!(parse(Suite::Rtrs, "tgt").unwrap_err().contains("auto, none, nbdkit"));
-        assert!(parse(Suite::Rds, "nbdkit").is_err() && parse(Suite::Roce, "none").is_err());
-        let quick = Options::parse(Suite::Rtrs, &["--quick".to_owned()]).unwrap();
-        assert_eq!(quick.peers, PeerChoice::List(vec![Subject::Nbdkit]));
+        assert!(of("rnbd --doors --peers tgt").unwrap_err().contains("auto, none, nbdkit"));
+        assert!(of("rtrs --peers tgt").unwrap_err().contains("auto, none, nbdkit"));
+        assert!(of("rds --peers nbdkit").is_err() && of("roce --peers none").is_err());
+        assert_eq!(of("rtrs --quick").unwrap().peers, PeerChoice::List(vec![Subject::Nbdkit]));
     }
 
     #[test]

@@ -6,7 +6,8 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::json::Json;
+use serde_json::{Value, json};
+
 use crate::sys;
 
 /// One cost.
@@ -253,14 +254,14 @@ fn write_again(a: usize, b: usize) -> u64 {
 }
 
 /// The costs for a result file.
-pub(crate) fn json(costs: &[Cost]) -> Json {
+pub(crate) fn json(costs: &[Cost]) -> Value {
     let one = |cost: &Cost| {
-        Json::Object(vec![
-            ("name", Json::text(cost.name)),
-            ("value", Json::Float(cost.value)),
-            ("p99", cost.p99.map_or(Json::Null, Json::Float)),
-            ("unit", Json::text(cost.unit)),
-        ])
+        json!({
+            "name": cost.name,
+            "value": cost.value,
+            "p99": cost.p99,
+            "unit": cost.unit,
+        })
     };
-    Json::List(costs.iter().map(one).collect())
+    costs.iter().map(one).collect()
 }

@@ -4,9 +4,8 @@ use std::fs;
 use std::process::Command;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use crate::json::Json;
 use crate::sys;
 
 /// The machine and the program, at the time of the run.
@@ -88,21 +87,21 @@ impl Head {
     }
 
     /// The head for a result file.
-    pub(crate) fn json(&self) -> Json {
-        Json::Object(vec![
-            ("version", Json::text(&self.version)),
-            ("commit", Json::text(&self.commit)),
-            ("date", Json::text(&self.date)),
-            ("cpu", Json::text(&self.cpu)),
-            ("cores", Json::Int(self.cores as u64)),
-            ("kernel", Json::text(&self.kernel)),
-            ("virtualised", Json::Bool(self.virtualised)),
-            ("mitigations", Json::text(&self.mitigations)),
-            ("congestion_control", Json::text(&self.system_cc)),
-            ("buffers", Json::text(&self.buffers)),
-            ("clock", Json::text(&self.clock)),
-            ("load", Json::text(&self.load)),
-        ])
+    pub(crate) fn json(&self) -> Value {
+        json!({
+            "version": self.version,
+            "commit": self.commit,
+            "date": self.date,
+            "cpu": self.cpu,
+            "cores": self.cores,
+            "kernel": self.kernel,
+            "virtualised": self.virtualised,
+            "mitigations": self.mitigations,
+            "congestion_control": self.system_cc,
+            "buffers": self.buffers,
+            "clock": self.clock,
+            "load": self.load,
+        })
     }
 }
 

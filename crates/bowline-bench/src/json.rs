@@ -1,114 +1,128 @@
-//! Just enough JSON to write results.
+//! How results are written: a measurement on each line, for people and for `grep`.
 
-use std::fmt::Write as _;
+use std::io;
 
-/// A value to write.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Json {
-    Null,
-    Bool(bool),
-    Int(u64),
-    Float(f64),
-    Text(String),
-    List(Vec<Json>),
-    Object(Vec<(&'static str, Json)>),
+use serde_json::{
+    Value,
+    ser::{CompactFormatter, Formatter, Serializer},
+};
+
+/// Writes the value on lines of their own down to `depth`, and on one line below.
+pub(crate) fn lines(value: &Value, depth: usize) -> String {
+    let mut out = Vec::new();
+    let layout = Lines { depth, level: 0, is_empty: true };
+    let mut to = Serializer::with_formatter(&mut out, layout);
+    // Neither writing to memory nor a value with names that are texts can fail.
+    let _ = serde::Serialize::serialize(value, &mut to);
+    String::from_utf8_lossy(&out).into_owned()
 }
 
-impl Json {
-    /// A text value.
-    pub(crate) fn text(text: impl Into<String>) -> Self {
-        Self::Text(text.into())
-    }
-
-    /// Writes the value on lines of their own down to `depth`, and compactly below.
-    pub(crate) fn write(&self, depth: usize) -> String {
-        let mut out = String::new();
-        self.emit(&mut out, depth, 0);
-        out
-    }
-
-    fn emit(&self, out: &mut String, depth: usize, level: usize) {
-        // Writing to a String cannot fail.
-        match self {
-            Self::Null => out.push_str("null"),
-            Self::Bool(b) => drop(write!(out, "{b}")),
-            Self::Int(n) => drop(write!(out, "{n}")),
-            Self::Float(x) if x.is_finite() => drop(write!(out, "{x}")),
-            Self::Float(_) => out.push_str("null"),
-            Self::Text(text) => quote(out, text),
-            Self::List(items) => {
-                sequence(out, ['[', ']'], items, depth, level, |out, item| {
-                    item.emit(out, depth, level + 1);
-                });
-            }
-            Self::Object(items) => {
-                sequence(out, ['{', '}'], items, depth, level, |out, (key, item)| {
-                    quote(out, key);
-                    out.push_str(": ");
-                    item.emit(out, depth, level + 1);
-                });
-            }
-        }
+/// Adds the members of one object to another.
+pub(crate) fn extend(object: &mut Value, more: Value) {
+    if let (Value::Object(object), Value::Object(more)) = (object, more) {
+        object.extend(more);
     }
 }
 
-fn sequence<T>(
-    out: &mut String,
-    [open, close]: [char; 2],
-    items: &[T],
+struct Lines {
     depth: usize,
+    /// How many arrays and objects are open.
     level: usize,
-    mut emit: impl FnMut(&mut String, &T),
-) {
-    let lines = level < depth && !items.is_empty();
-    out.push(open);
-    for (i, item) in items.iter().enumerate() {
-        if i > 0 {
-            out.push_str(if lines { "," } else { ", " });
-        }
-        if lines {
-            out.push('\n');
-            out.push_str(&"  ".repeat(level + 1));
-        }
-        emit(out, item);
-    }
-    if lines {
-        out.push('\n');
-        out.push_str(&"  ".repeat(level));
-    }
-    out.push(close);
+    /// The innermost of them has nothing yet.
+    is_empty: bool,
 }
 
-fn quote(out: &mut String, text: &str) {
-    out.push('"');
-    for c in text.chars() {
-        match c {
-            '"' => out.push_str("\\\""),
-            '\\' => out.push_str("\\\\"),
-            '\n' => out.push_str("\\n"),
-            c if c < ' ' => drop(write!(out, "\\u{:04x}", c as u32)),
-            c => out.push(c),
+impl Lines {
+    fn open(&mut self) {
+        self.level += 1;
+        self.is_empty = true;
+    }
+
+    /// Goes to where the next element is written.
+    fn next<W: io::Write + ?Sized>(&mut self, to: &mut W, first: bool) -> io::Result<()> {
+        self.is_empty = false;
+        match (first, self.level <= self.depth) {
+            (true, false) => Ok(()),
+            (false, false) => to.write_all(b", "),
+            (first, true) => {
+                to.write_all(if first { b"\n" } else { b",\n" })?;
+                to.write_all("  ".repeat(self.level).as_bytes())
+            }
         }
     }
-    out.push('"');
+
+    /// Goes to where the array or object is closed.
+    fn close<W: io::Write + ?Sized>(&mut self, to: &mut W) -> io::Result<()> {
+        self.level -= 1;
+        if !std::mem::take(&mut self.is_empty) && self.level < self.depth {
+            to.write_all(b"\n")?;
+            to.write_all("  ".repeat(self.level).as_bytes())?;
+        }
+        Ok(())
+    }
+}
+
+impl Formatter for Lines {
+    fn begin_array<W: io::Write + ?Sized>(&mut self, to: &mut W) -> io::Result<()> {
+        self.open();
+        CompactFormatter.begin_array(to)
+    }
+
+    fn begin_array_value<W: io::Write + ?Sized>(
+        &mut self,
+        to: &mut W,
+        first: bool,
+    ) -> io::Result<()> {
+        self.next(to, first)
+    }
+
+    fn end_array<W: io::Write + ?Sized>(&mut self, to: &mut W) -> io::Result<()> {
+        self.close(to)?;
+        CompactFormatter.end_array(to)
+    }
+
+    fn begin_object<W: io::Write + ?Sized>(&mut self, to: &mut W) -> io::Result<()> {
+        self.open();
+        CompactFormatter.begin_object(to)
+    }
+
+    fn begin_object_key<W: io::Write + ?Sized>(
+        &mut self,
+        to: &mut W,
+        first: bool,
+    ) -> io::Result<()> {
+        self.next(to, first)
+    }
+
+    fn begin_object_value<W: io::Write + ?Sized>(&mut self, to: &mut W) -> io::Result<()> {
+        to.write_all(b": ")
+    }
+
+    fn end_object<W: io::Write + ?Sized>(&mut self, to: &mut W) -> io::Result<()> {
+        self.close(to)?;
+        CompactFormatter.end_object(to)
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
-    fn writes_every_kind_of_value() {
-        let value = Json::Object(vec![
-            ("a", Json::List(vec![Json::Int(1), Json::Float(2.5), Json::Float(f64::NAN)])),
-            ("b", Json::text("say \"x\"\n\u{1}")),
-            ("c", Json::List(Vec::new())),
-            ("d", Json::Bool(true)),
-        ]);
-        assert_eq!(
-            value.write(0),
-            r#"{"a": [1, 2.5, null], "b": "say \"x\"\n\u0001", "c": [], "d": true}"#
-        );
-        assert!(value.write(1).starts_with("{\n  \"a\": [1, 2.5"));
+    fn lines_are_broken_down_to_a_depth() {
+        let value = json!({
+            "b": [1, 2.5, f64::NAN],
+            "a": "say \"x\"\n\u{1}",
+            "c": [],
+            "d": [{ "e": true }, {}],
+        });
+        let line =
+            r#"{"b": [1, 2.5, null], "a": "say \"x\"\n\u0001", "c": [], "d": [{"e": true}, {}]}"#;
+        assert_eq!(lines(&value, 0), line);
+        let text = "{\n  \"b\": [\n    1,\n    2.5,\n    null\n  ],\n  \"a\": \"say \\\"x\\\"\\n\\u0001\",\n  \
+                    \"c\": [],\n  \"d\": [\n    {\"e\": true},\n    {}\n  ]\n}";
+        assert_eq!(lines(&value, 2), text);
     }
 }

@@ -15,7 +15,7 @@
 //! that a machine that is slow today is slow for everybody. Rates of remote storage are taken in
 //! turns of some milliseconds, so that a machine that is slow for a second is slow for everybody.
 //!
-//! [`main`] runs in the process of `bowline bench`, or of the small program `bowline-bench`, which
+//! [`run`] runs in the process of `bowline bench`, or of the small program `bowline-bench`, which
 //! the tests and `cargo xtask bench` run. Both sides of a measurement are further processes of the
 //! same program. Other message libraries are opened when they are installed, and only here: no
 //! other command of bowline does.
@@ -51,7 +51,8 @@ mod turns;
 
 use std::path::Path;
 
-use args::{Options, PeerChoice, Suite};
+pub use args::Args;
+use args::{Job, Options, PeerChoice, Suite};
 use cell::{Cell, Subject};
 use peers::{Found, Peers};
 use plan::Setting;
@@ -60,43 +61,29 @@ use role::{Side, Sides};
 /// The argument that makes this program one side of a measurement.
 pub(crate) const ROLE_ARGUMENT: &str = "__role";
 
-/// Runs `bowline bench` with the arguments after `bench` and returns the exit status: 0 when every
-/// target is met, 1 when one is not, 3 when some are undecided, 2 when the run was not possible.
+/// Runs `bowline bench` and returns the exit status: 0 when every target is met, 1 when one is not,
+/// 3 when some are undecided, 2 when the run was not possible.
 ///
-/// The program starts itself again, with other arguments, as the sides of a measurement. Its `main`
-/// must hand those arguments to this function, too.
-pub fn main(args: &[String]) -> i32 {
-    let (first, rest) = match args.split_first() {
-        Some((first, rest)) => (first.as_str(), rest),
-        None => ("--help", args),
-    };
-    match first {
-        ROLE_ARGUMENT => role_main(rest),
-        "--help" | "-h" => help(args::HELP),
-        "report" => page::main(rest),
-        "net" => net::main(rest),
-        name => {
-            let Some((suite, rest)) = Suite::from_command(name, rest) else {
-                eprintln!(
-                    "bowline bench: unknown bench {name}; there are: rds, roce, rtrs, rnbd, net, \
-                     report"
-                );
-                return 2;
-            };
-            if rest.iter().any(|word| word == "--help" || word == "-h") {
-                return help(suite.help());
-            }
-            run_suite(suite, &rest).unwrap_or_else(|why| {
-                eprintln!("bowline bench: {why}");
-                2
-            })
-        }
-    }
+/// The program starts itself again as the sides of a measurement, so its `main` must call [`side`].
+pub fn run(args: Args) -> i32 {
+    let done = args.job().and_then(|job| match job {
+        Job::Suite(suite, options) => run_suite(suite, &options),
+        Job::Net(options) => net::run(&options),
+        Job::Report(options) => page::run(&options),
+    });
+    done.unwrap_or_else(|why| {
+        eprintln!("bowline bench: {why}");
+        2
+    })
 }
 
-fn help(text: &str) -> i32 {
-    print!("{text}");
-    0
+/// Is one side of a measurement, if this process was started as one, and returns the exit status.
+pub fn side() -> Option<i32> {
+    // As a part of the command, the bench is reached by the argument `bench`.
+    let mut words = std::env::args_os().skip(1).skip_while(|word| word == "bench");
+    let is_side = words.next().is_some_and(|word| word == ROLE_ARGUMENT);
+    let words = is_side.then(|| words.map(|word| word.to_string_lossy().into_owned()));
+    words.map(|words| role_main(&words.collect::<Vec<_>>()))
 }
 
 fn role_main(args: &[String]) -> i32 {
@@ -142,19 +129,17 @@ fn find_peers(suite: Suite, options: &Options) -> Peers {
     peers
 }
 
-fn run_suite(suite: Suite, args: &[String]) -> Result<i32, String> {
-    let options = Options::parse(suite, args)?;
+fn run_suite(suite: Suite, options: &Options) -> Result<i32, String> {
     if options.host {
         bowline_host::preload_library()?;
     }
     let head = head::Head::look();
-    let [anchor_cc, bowline_cc] =
-        Setting::congestion(&options, &head.system_cc, &head.available_cc);
+    let [anchor_cc, bowline_cc] = Setting::congestion(options, &head.system_cc, &head.available_cc);
     if !head.available_cc.is_empty() && !head.available_cc.contains(&anchor_cc) {
         let known = head.available_cc.join(", ");
         return Err(format!("--cc {anchor_cc}: this kernel has {known}"));
     }
-    let peers = find_peers(suite, &options);
+    let peers = find_peers(suite, options);
     let setting = Setting {
         anchor_cc,
         bowline_cc,
@@ -167,7 +152,7 @@ fn run_suite(suite: Suite, args: &[String]) -> Result<i32, String> {
         peer_notes(&peers).iter().for_each(|line| println!("{line}"));
         return Ok(0);
     }
-    let blocks = plan::plan(suite, &options, &setting);
+    let blocks = plan::plan(suite, options, &setting);
     if options.list {
         blocks.iter().for_each(|block| println!("{:18} {}", block.id, block.title));
         return Ok(0);
@@ -178,10 +163,10 @@ fn run_suite(suite: Suite, args: &[String]) -> Result<i32, String> {
 
     head.lines().iter().for_each(|line| println!("{line}"));
     let mut notes = match suite {
-        Suite::Rds => conditions(&options, &setting),
-        Suite::Roce => roce_conditions(&options, &setting),
-        Suite::Rtrs | Suite::Rnbd => block_conditions(&options, &setting),
-        Suite::Doors => door_conditions(&options, &head.system_cc),
+        Suite::Rds => conditions(options, &setting),
+        Suite::Roce => roce_conditions(options, &setting),
+        Suite::Rtrs | Suite::Rnbd => block_conditions(options, &setting),
+        Suite::Doors => door_conditions(options, &head.system_cc),
     };
     notes.extend(peer_notes(&peers));
     notes.iter().for_each(|line| println!("{line}"));
@@ -192,7 +177,7 @@ fn run_suite(suite: Suite, args: &[String]) -> Result<i32, String> {
         doors::keep_mounts();
     }
     let launcher = run::Launcher::new()?;
-    let engine = engine::Engine::new(&options, &launcher, &peers, &head.system_cc);
+    let engine = engine::Engine::new(options, &launcher, &peers, &head.system_cc);
     let outcome = engine.run(&blocks);
     if outcome.rounds < options.rounds {
         let line = format!("stopped after {} rounds: the time was up", outcome.rounds);
@@ -224,7 +209,10 @@ fn run_suite(suite: Suite, args: &[String]) -> Result<i32, String> {
     }
 
     let page = || svg::page(&head, &notes, &blocks, &outcome.results, &verdicts);
-    let data = || report::json(&head, &costs, &notes, &outcome.results, &verdicts).write(2) + "\n";
+    let data = || {
+        let all = report::json(&head, &costs, &notes, &outcome.results, &verdicts);
+        json::lines(&all, 2) + "\n"
+    };
     if let Some(path) = &options.json {
         write(path, &data())?;
     }

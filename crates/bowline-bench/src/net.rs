@@ -19,7 +19,7 @@ mod scene;
 
 use std::time::Instant;
 
-use args::Options;
+pub(crate) use args::{Args, Options};
 use judge::{Judged, Round};
 use measure::Measured;
 use plan::NetCell;
@@ -43,19 +43,8 @@ struct Record {
 }
 
 /// Runs `bowline bench net` and returns the exit status.
-pub(crate) fn main(args: &[String]) -> i32 {
-    if args.iter().any(|word| word == "--help" || word == "-h") {
-        return crate::help(args::HELP);
-    }
-    run(args).unwrap_or_else(|why| {
-        eprintln!("bowline bench: {why}");
-        2
-    })
-}
-
-fn run(args: &[String]) -> Result<i32, String> {
-    let options = Options::parse(args)?;
-    let cells = plan::plan(&options);
+pub(crate) fn run(options: &Options) -> Result<i32, String> {
+    let cells = plan::plan(options);
     if options.list {
         cells.iter().for_each(|cell| println!("{:44} {}", cell.name(), cell.work.title()));
         return Ok(0);
@@ -66,7 +55,7 @@ fn run(args: &[String]) -> Result<i32, String> {
         peers.add_doors();
         doors::keep_mounts();
     }
-    let mut notes = conditions(&options);
+    let mut notes = conditions(options);
     notes.extend(crate::peer_notes(&peers));
     head.lines().iter().chain(&notes).for_each(|line| println!("{line}"));
     if !head.available_cc.is_empty() && !head.available_cc.contains(&options.cc) {
@@ -79,7 +68,7 @@ fn run(args: &[String]) -> Result<i32, String> {
         cells.iter().for_each(|cell| println!("{:44} skipped: {why}", cell.name()));
         return Ok(0);
     }
-    let (records, late) = measure_all(&cells, &peers, &options)?;
+    let (records, late) = measure_all(&cells, &peers, options)?;
     if let Some(late) = late {
         println!("\n{late}");
         notes.push(late);
@@ -89,7 +78,7 @@ fn run(args: &[String]) -> Result<i32, String> {
     print!("{}", report::figures(&judged));
     if let Some(path) = &options.json {
         let json = report::json(&head, &notes, &cells, &records, &judged);
-        crate::write(path, &(json.write(2) + "\n"))?;
+        crate::write(path, &(crate::json::lines(&json, 2) + "\n"))?;
     }
     Ok(targets::exit_status(judged.iter().map(|judged| &judged.verdict)))
 }

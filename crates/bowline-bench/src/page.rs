@@ -12,25 +12,31 @@ use std::path::{Path, PathBuf};
 
 use runs::Machine;
 
-use crate::args::each_option;
 use crate::recorded::Recorded;
 use crate::svg;
 
-const HELP: &str = "\
-bowline bench report: writes the tables of bench/README.md and bench/TARGETS.md out of the recorded
-runs in bench/results, or draws a recorded run
-
-Usage: bowline bench report [OPTIONS]
-       bowline bench report --svg FILE RUN
-
-  --check     change nothing; fail when the pages and the recorded runs disagree
-  --dir DIR   where README.md, TARGETS.md and the folder results are (default bench); results holds
-              one run per suite and machine, the tables go between the lines
-              <!-- report:begin --> and <!-- report:end --> of a page
-  --svg FILE  draw the run in the file RUN as a page of plots (- for standard output)
-
-Exit status: 0 done, 1 pages and runs disagree, 2 the command line or a file is not right.
-";
+/// Write the tables of bench/README.md and bench/TARGETS.md out of the recorded runs in
+/// bench/results, or draw a recorded run. Measures nothing.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Exit status: 0 done, 1 pages and runs disagree, 2 the command line or a file is not right."
+)]
+pub(crate) struct Args {
+    /// Change nothing; fail when the pages and the recorded runs disagree
+    #[arg(long)]
+    check: bool,
+    /// Where README.md, TARGETS.md and the folder results are; results holds one run per suite and
+    /// machine, the tables go between the lines <!-- report:begin --> and <!-- report:end --> of a
+    /// page
+    #[arg(long, value_name = "DIR", default_value = "bench")]
+    dir: PathBuf,
+    /// Draw RUN as a page of plots into FILE (- for standard output)
+    #[arg(long, value_name = "FILE", requires = "run")]
+    svg: Option<PathBuf>,
+    /// A recorded run
+    #[arg(value_name = "RUN", requires = "svg")]
+    run: Option<PathBuf>,
+}
 
 /// A page, by its name, and what writes its tables.
 type Page = (&'static str, fn(&[Machine]) -> String);
@@ -42,52 +48,22 @@ const END: &str = "<!-- report:end -->\n";
 
 /// What the user asked for.
 #[derive(Debug)]
-struct Options {
+pub(crate) struct Options {
     check: bool,
     dir: PathBuf,
     /// Where to draw which run.
     svg: Option<(PathBuf, PathBuf)>,
 }
 
-impl Options {
-    fn parse(args: &[String]) -> Result<Self, String> {
-        let mut options = Self { check: false, dir: "bench".into(), svg: None };
-        let (mut svg, mut run) = (None, None);
-        each_option(args, |word, name, value| {
-            match name {
-                "--check" => options.check = true,
-                "--dir" => options.dir = value()?.into(),
-                "--svg" => svg = Some(PathBuf::from(value()?)),
-                _ if !name.starts_with('-') && run.is_none() => run = Some(PathBuf::from(name)),
-                _ => return Err(format!("unknown option {word}; see bowline bench report --help")),
-            }
-            Ok(())
-        })?;
-        options.svg = match (svg, run) {
-            (Some(svg), Some(run)) => Some((svg, run)),
-            (Some(_), None) => return Err("--svg needs a recorded run to draw".into()),
-            (None, Some(run)) => {
-                return Err(format!("{}: only --svg takes a run", run.display()));
-            }
-            (None, None) => None,
-        };
-        Ok(options)
+impl Args {
+    /// Returns what is asked for.
+    pub(crate) fn options(self) -> Options {
+        Options { check: self.check, dir: self.dir, svg: self.svg.zip(self.run) }
     }
 }
 
 /// Runs `bowline bench report` and returns the exit status.
-pub(crate) fn main(args: &[String]) -> i32 {
-    if args.iter().any(|word| word == "--help" || word == "-h") {
-        print!("{HELP}");
-        return 0;
-    }
-    Options::parse(args).and_then(|options| run(&options)).unwrap_or_else(|why| {
-        eprintln!("bowline bench report: {why}");
-        2
-    })
-}
-
-fn run(options: &Options) -> Result<i32, String> {
+pub(crate) fn run(options: &Options) -> Result<i32, String> {
     if let Some((svg, run)) = &options.svg {
         draw(svg, run)?;
         return Ok(0);
@@ -149,8 +125,10 @@ mod tests {
     use super::*;
 
     fn parse(line: &str) -> Result<Options, String> {
-        let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
-        Options::parse(&words)
+        match crate::args::parsed(&format!("report {line}"))? {
+            crate::args::Job::Report(options) => Ok(options),
+            other => Err(format!("{other:?}")),
+        }
     }
 
     #[test]

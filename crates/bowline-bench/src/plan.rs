@@ -366,6 +366,7 @@ pub(crate) fn bytes(size: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::args::parsed_suite;
     use crate::targets::{DOORS, RDS, RNBD, ROCE, RTRS};
 
     fn setting() -> Setting {
@@ -379,8 +380,7 @@ mod tests {
     }
 
     fn options(line: &str) -> Options {
-        let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
-        Options::parse(Suite::Rds, &words).unwrap()
+        parsed_suite(&format!("rds {line}")).unwrap().1
     }
 
     #[test]

@@ -149,7 +149,7 @@ fn record(value: &Value) -> Result<Record, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report;
+    use crate::{json, report};
 
     fn run() -> (Head, Results) {
         let head = Head {
@@ -205,8 +205,9 @@ mod tests {
         let (head, results) = run();
         let notes = ["peer zmq: skipped, libzmq5 is not installed".to_owned()];
         let verdicts = targets::judge(targets::of(Suite::Rds), &results, &|_| None);
-        let json =
-            |head, results, verdicts| report::json(head, &[], &notes, results, verdicts).write(2);
+        let json = |head, results, verdicts| {
+            json::lines(&report::json(head, &[], &notes, results, verdicts), 2)
+        };
         let text = json(&head, &results, &verdicts);
         let name = file_name(Suite::Rds, &head.date, &head.commit);
         let read = Recorded::parse(name, &text).unwrap();
@@ -227,7 +228,7 @@ mod tests {
     #[test]
     fn a_run_without_verdicts_is_not_judged() {
         let (head, results) = run();
-        let text = report::json(&head, &[], &[], &results, &[]).write(2);
+        let text = json::lines(&report::json(&head, &[], &[], &results, &[]), 2);
         assert!(Recorded::parse("x-roce.json".into(), &text).unwrap().outcomes().is_empty());
     }
 

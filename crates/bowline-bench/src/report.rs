@@ -2,11 +2,13 @@
 
 use std::fmt::Write as _;
 
+use serde_json::{Value, json};
+
 use crate::cell::{Subject, Words};
 use crate::costs::{self, Cost};
 use crate::doors;
 use crate::head::Head;
-use crate::json::Json;
+use crate::json;
 use crate::plan::{Block, Entry, Figure};
 use crate::results::{Results, figure};
 use crate::run::Sample;
@@ -418,78 +420,76 @@ pub(crate) fn json(
     notes: &[String],
     results: &Results,
     outcomes: &[Outcome],
-) -> Json {
-    Json::Object(vec![
-        ("head", head.json()),
-        ("costs", costs::json(machine_costs)),
-        ("notes", Json::List(notes.iter().map(Json::text).collect())),
-        ("targets", Json::List(outcomes.iter().map(outcome_json).collect())),
-        ("measurements", Json::List(results.records.iter().map(record_json).collect())),
-    ])
+) -> Value {
+    json!({
+        "head": head.json(),
+        "costs": costs::json(machine_costs),
+        "notes": notes,
+        "targets": outcomes.iter().map(outcome_json).collect::<Vec<_>>(),
+        "measurements": results.records.iter().map(record_json).collect::<Vec<_>>(),
+    })
 }
 
-fn outcome_json(o: &Outcome) -> Json {
-    let number = |f: Option<f64>| f.map_or(Json::Null, Json::Float);
+fn outcome_json(o: &Outcome) -> Value {
     let against = match o.target.against {
-        Against::Best(labels) | Against::SameIndex(labels) => {
-            Json::List(labels.iter().map(|l| Json::text(*l)).collect())
-        }
-        Against::Limit(_) => Json::Null,
+        Against::Best(labels) | Against::SameIndex(labels) => json!(labels),
+        Against::Limit(_) => Value::Null,
     };
-    Json::Object(vec![
-        ("id", Json::text(o.target.id)),
-        ("what", Json::text(o.target.what)),
-        ("cell", Json::text(o.target.block)),
-        ("label", Json::text(o.target.own.join("|"))),
-        ("against", against),
-        ("ratio", number(o.ratio.map(|s| s.mid))),
-        ("low", number(o.ratio.map(|s| s.low))),
-        ("high", number(o.ratio.map(|s| s.high))),
-        ("cpu_ratio", number(o.cpu)),
-        ("ceiling", number(o.ceiling)),
-        ("must", Json::Float(o.target.must)),
-        ("goal", Json::Float(o.target.goal)),
-        ("rounds", Json::Int(o.good_rounds as u64)),
-        ("foreign", Json::Float(o.foreign)),
-        ("verdict", Json::text(o.verdict.word().to_lowercase())),
-        ("why", Json::text(o.verdict.why())),
-    ])
+    json!({
+        "id": o.target.id,
+        "what": o.target.what,
+        "cell": o.target.block,
+        "label": o.target.own.join("|"),
+        "against": against,
+        "ratio": o.ratio.map(|s| s.mid),
+        "low": o.ratio.map(|s| s.low),
+        "high": o.ratio.map(|s| s.high),
+        "cpu_ratio": o.cpu,
+        "ceiling": o.ceiling,
+        "must": o.target.must,
+        "goal": o.target.goal,
+        "rounds": o.good_rounds,
+        "foreign": o.foreign,
+        "verdict": o.verdict.word().to_lowercase(),
+        "why": o.verdict.why(),
+    })
 }
 
-fn record_json(r: &crate::results::Record) -> Json {
-    let mut fields = vec![
-        ("cell", Json::text(&r.block)),
-        ("label", Json::text(&r.label)),
-        ("size", Json::Int(r.size as u64)),
-        ("flows", Json::Int(r.flows as u64)),
-        ("round", Json::Int(u64::from(r.round))),
-        ("pinned", Json::Bool(r.pinned)),
-    ];
-    match &r.result {
-        Err(why) => fields.push(("error", Json::text(why))),
+fn record_json(r: &crate::results::Record) -> Value {
+    let mut record = json!({
+        "cell": r.block,
+        "label": r.label,
+        "size": r.size,
+        "flows": r.flows,
+        "round": r.round,
+        "pinned": r.pinned,
+    });
+    let more = match &r.result {
+        Err(why) => json!({ "error": why }),
         Ok(s) => {
-            let number = |f: Option<f64>| f.map_or(Json::Null, Json::Float);
-            fields.extend([
-                ("count", Json::Int(s.count)),
-                ("seconds", Json::Float(s.seconds)),
-                ("rate", Json::Float(s.rate())),
-                ("send_cpu_ns", Json::Float(s.tx_cpu)),
-                ("receive_cpu_ns", Json::Float(s.rx_cpu)),
-                ("send_syscalls", number(s.tx_syscalls)),
-                ("receive_syscalls", number(s.rx_syscalls)),
-                ("foreign", Json::Float(s.foreign)),
-                ("tries", Json::Int(u64::from(s.tries))),
-            ]);
-            if let Some(lat) = &s.lat {
-                fields.push(("lat_ns", Json::List(lat.iter().map(|ns| Json::Int(*ns)).collect())));
-            }
             let said = s.words.iter().filter(|(k, _)| *k != "lat");
             let said: Vec<String> = said.map(|(k, v)| format!("{k}={v}")).collect();
-            fields.push(("said", Json::text(said.join(" "))));
-            fields.push(("other_said", Json::text(s.other.line())));
+            let mut more = json!({
+                "count": s.count,
+                "seconds": s.seconds,
+                "rate": s.rate(),
+                "send_cpu_ns": s.tx_cpu,
+                "receive_cpu_ns": s.rx_cpu,
+                "send_syscalls": s.tx_syscalls,
+                "receive_syscalls": s.rx_syscalls,
+                "foreign": s.foreign,
+                "tries": s.tries,
+            });
+            if let Some(lat) = &s.lat {
+                more["lat_ns"] = json!(lat);
+            }
+            more["said"] = json!(said.join(" "));
+            more["other_said"] = json!(s.other.line());
+            more
         }
-    }
-    Json::Object(fields)
+    };
+    json::extend(&mut record, more);
+    record
 }
 
 #[cfg(test)]

@@ -276,10 +276,10 @@ pub(crate) fn plan(options: &Options) -> Vec<NetCell> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::net::args::parsed;
 
     fn names(line: &str) -> Vec<String> {
-        let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
-        plan(&Options::parse(&words).unwrap()).iter().map(NetCell::name).collect()
+        plan(&parsed(line).unwrap()).iter().map(NetCell::name).collect()
     }
 
     #[test]
@@ -308,7 +308,7 @@ mod tests {
 
     #[test]
     fn sides_reach_each_other_by_their_addresses() {
-        let options = Options::parse(&[]).unwrap();
+        let options = parsed("").unwrap();
         let find = |name: &str| WORKS.iter().find(|work| work.name == name).unwrap();
         let cell =
             |work| NetCell { link: &LINKS[0], mtu: 9000, clients: 2, work, beside: Beside::Tcp };

@@ -2,13 +2,15 @@
 
 use std::fmt::Write as _;
 
+use serde_json::{Value, json};
+
 use super::Record;
 use super::judge::Judged;
 use super::measure::{Measured, Percentile};
 use super::plan::{Beside, NetCell};
 use crate::cell::Subject;
 use crate::head::Head;
-use crate::json::Json;
+use crate::json;
 use crate::plan::bytes;
 use crate::report::{shares, short, time};
 use crate::run::Sample;
@@ -166,64 +168,61 @@ pub(crate) fn json(
     cells: &[NetCell],
     records: &[Record],
     judged: &[Judged],
-) -> Json {
+) -> Value {
     let record = |record: &Record| record_json(&cells[record.cell], record);
-    Json::Object(vec![
-        ("head", head.json()),
-        ("notes", Json::List(notes.iter().map(Json::text).collect())),
-        ("figures", Json::List(judged.iter().map(figure_json).collect())),
-        ("measurements", Json::List(records.iter().map(record).collect())),
-    ])
+    json!({
+        "head": head.json(),
+        "notes": notes,
+        "figures": judged.iter().map(figure_json).collect::<Vec<_>>(),
+        "measurements": records.iter().map(record).collect::<Vec<_>>(),
+    })
 }
 
-fn number(value: Option<f64>) -> Json {
-    value.map_or(Json::Null, Json::Float)
+fn figure_json(j: &Judged) -> Value {
+    json!({
+        "id": j.figure.id,
+        "cell": j.cell,
+        "what": j.figure.what,
+        "ratio": j.ratio.map(|s| s.mid),
+        "low": j.ratio.map(|s| s.low),
+        "high": j.ratio.map(|s| s.high),
+        "must": j.figure.must,
+        "goal": j.figure.goal,
+        "rounds": j.good_rounds,
+        "verdict": j.verdict.word().to_lowercase(),
+        "why": j.verdict.why(),
+    })
 }
 
-fn figure_json(j: &Judged) -> Json {
-    Json::Object(vec![
-        ("id", Json::text(j.figure.id)),
-        ("cell", Json::text(&j.cell)),
-        ("what", Json::text(j.figure.what)),
-        ("ratio", number(j.ratio.map(|s| s.mid))),
-        ("low", number(j.ratio.map(|s| s.low))),
-        ("high", number(j.ratio.map(|s| s.high))),
-        ("must", Json::Float(j.figure.must)),
-        ("goal", Json::Float(j.figure.goal)),
-        ("rounds", Json::Int(j.good_rounds as u64)),
-        ("verdict", Json::text(j.verdict.word().to_lowercase())),
-        ("why", Json::text(j.verdict.why())),
-    ])
+fn record_json(cell: &NetCell, record: &Record) -> Value {
+    let mut all = json!({
+        "cell": cell.name(),
+        "label": record.subject.name(),
+        "round": record.round,
+    });
+    let more = match &record.result {
+        Err(why) => json!({ "error": why }),
+        Ok(m) => json!({
+            "bytes_per_second": m.rate(),
+            "p50_ns": m.latency(Percentile::Half),
+            "p99_ns": m.latency(Percentile::Hundredth),
+            "pause_ns": m.pause(),
+            "fairness": m.fairness(),
+            "flow_bytes_per_second": m.flow.as_ref().map(Sample::byte_rate),
+            "router_sent": m.ports.sent,
+            "router_dropped": m.ports.dropped,
+            "foreign": m.foreign,
+            "clients": m.clients.iter().map(client_json).collect::<Vec<_>>(),
+        }),
+    };
+    json::extend(&mut all, more);
+    all
 }
 
-fn record_json(cell: &NetCell, record: &Record) -> Json {
-    let mut fields = vec![
-        ("cell", Json::text(cell.name())),
-        ("label", Json::text(record.subject.name())),
-        ("round", Json::Int(u64::from(record.round))),
-    ];
-    match &record.result {
-        Err(why) => fields.push(("error", Json::text(why))),
-        Ok(m) => fields.extend([
-            ("bytes_per_second", Json::Float(m.rate())),
-            ("p50_ns", number(m.latency(Percentile::Half))),
-            ("p99_ns", number(m.latency(Percentile::Hundredth))),
-            ("pause_ns", number(m.pause())),
-            ("fairness", Json::Float(m.fairness())),
-            ("flow_bytes_per_second", number(m.flow.as_ref().map(Sample::byte_rate))),
-            ("router_sent", Json::Int(m.ports.sent)),
-            ("router_dropped", Json::Int(m.ports.dropped)),
-            ("foreign", Json::Float(m.foreign)),
-            ("clients", Json::List(m.clients.iter().map(client_json).collect())),
-        ]),
-    }
-    Json::Object(fields)
-}
-
-fn client_json(s: &Sample) -> Json {
-    Json::Object(vec![
-        ("bytes_per_second", Json::Float(s.byte_rate())),
-        ("said", Json::text(s.words.line())),
-        ("other_said", Json::text(s.other.line())),
-    ])
+fn client_json(s: &Sample) -> Value {
+    json!({
+        "bytes_per_second": s.byte_rate(),
+        "said": s.words.line(),
+        "other_said": s.other.line(),
+    })
 }

@@ -13,8 +13,6 @@ use std::{ffi::OsString, path::Path, process::ExitCode};
 use bowline_node::{Failure, Outcome, options};
 use clap::{CommandFactory, Parser, Subcommand};
 
-#[cfg(feature = "bench")]
-mod bench;
 mod common;
 mod disk;
 mod quickstart;
@@ -63,7 +61,7 @@ enum Command {
     #[command(hide = true)]
     RdmaCore(rdma::OthersArgs),
     #[cfg(feature = "bench")]
-    Bench(bench::Args),
+    Bench(bowline_bench::Args),
     #[cfg(feature = "sim")]
     Sim(sim::Args),
     #[command(hide = true)]
@@ -127,7 +125,7 @@ impl Command {
             Self::Rtrs(args) => rtrs::run(args, definition),
             Self::RdmaCore(args) => rdma::run_others(&args),
             #[cfg(feature = "bench")]
-            Self::Bench(args) => bench::run(args),
+            Self::Bench(args) => std::process::exit(bowline_bench::run(args)),
             #[cfg(feature = "sim")]
             Self::Sim(args) => sim::run(&args),
             Self::Man(args) => common::manual::run_man(&args, definition()),
@@ -143,6 +141,10 @@ pub(crate) fn definition() -> clap::Command {
 
 /// Runs the command line of this process.
 pub(crate) fn main() -> ExitCode {
+    #[cfg(feature = "bench")]
+    if let Some(status) = bowline_bench::side() {
+        std::process::exit(status);
+    }
     let (words, tool) = with_alias(std::env::args_os().collect());
     let cli = match Cli::try_parse_from(&words) {
         Ok(cli) => cli,

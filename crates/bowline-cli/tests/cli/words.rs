@@ -253,6 +253,12 @@ fn pages_and_completions_cover_the_words() {
     assert_eq!(
         pages,
         [
+            "bowline-bench-net.1",
+            "bowline-bench-rds.1",
+            "bowline-bench-report.1",
+            "bowline-bench-rnbd.1",
+            "bowline-bench-roce.1",
+            "bowline-bench-rtrs.1",
             "bowline-bench.1",
             "bowline-cm-listen.1",
             "bowline-devices.1",
@@ -294,6 +300,7 @@ fn pages_and_completions_cover_the_words() {
     for shell in ["bash", "zsh", "fish"] {
         let script = run(&folder, &["completions", shell]).exits(0).out;
         assert!(script.contains("quickstart"), "{shell}");
+        assert!(script.contains("quiet-wait") && !script.contains("__role"), "{shell}");
     }
 }
 
