@@ -6,6 +6,7 @@
 // First, since its macros are used by all others.
 #[macro_use]
 pub mod log;
+pub mod background;
 pub mod config;
 pub mod confine;
 pub mod control;

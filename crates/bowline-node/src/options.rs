@@ -8,7 +8,7 @@ use std::{net::SocketAddr, path::PathBuf, process::ExitCode};
 use clap::{Args as _, Command, FromArgMatches, error::ErrorKind};
 
 use crate::{
-    Outcome,
+    Outcome, background,
     config::{
         Config, EXAMPLE, Poll,
         access::{Name, Network, network},
@@ -144,6 +144,10 @@ pub struct Args {
     tree: Option<PathBuf>,
     #[command(flatten)]
     metrics: MetricsOptions,
+    /// Return as soon as the node is ready, which then runs in the background until SIGTERM; it
+    /// keeps the output of this command
+    #[arg(long, conflicts_with = "until_unused")]
+    background: bool,
     /// At the end, wait at most this long until peers have acknowledged everything [default: 5]
     #[arg(long, value_name = "SECONDS")]
     drain: Option<f64>,
@@ -240,6 +244,9 @@ pub fn run(args: Args) -> Outcome {
     if args.example_config {
         log::text(EXAMPLE);
         return Ok(());
+    }
+    if args.background {
+        return background::start();
     }
     let file = args.config.as_deref().map(Config::read).transpose()?.unwrap_or_default();
     Daemon::start(args.over(file))?.run()

@@ -3,6 +3,7 @@
 //! Every test has loopback addresses of its own, so that they can run at the same time.
 
 mod access;
+mod background;
 mod bench;
 mod control;
 mod disk_clients;

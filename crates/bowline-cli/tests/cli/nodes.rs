@@ -56,6 +56,12 @@ fn the_quickstart_passes_and_tells_what_it_did() {
         assert!(done.out.contains(part), "no {part:?} in {done:?}");
     }
     assert_eq!(done.err, "");
+    // It is not in PATH, so what to do next begins with where it is.
+    let next = done.out.lines().find(|line| line.contains(" node --address")).expect("a line");
+    let program = next.split_whitespace().next().expect("a command");
+    let found = std::fs::canonicalize(program).expect("a path from here");
+    let own = std::fs::canonicalize(env!("CARGO_BIN_EXE_bowline")).expect("the command");
+    assert_eq!(found, own, "{next}");
 }
 
 #[test]

@@ -15,7 +15,7 @@ use std::{
 
 use bowline_ctl::{Sys, Tree};
 use bowline_node::{
-    Failure, Outcome,
+    Failure, Outcome, background,
     disks::{
         DeviceConfig, Export, FREE_POLL, FREE_WAIT, Heir, Packed, Predecessor, Served, Service,
         ServingConfig, server_classes, server_modules, values::granted,
@@ -94,6 +94,10 @@ pub(super) struct Args {
     /// it is found by its control socket
     #[arg(long, conflicts_with_all = ["no_control", "memory"])]
     replace: bool,
+    /// Return as soon as the disks are served, which a process in the background does then until
+    /// SIGTERM; it keeps the output of this command
+    #[arg(long, conflicts_with_all = ["until_input_ends", "name"])]
+    background: bool,
     /// Exit at the end of standard input, for programs that start this one
     #[arg(long)]
     until_input_ends: bool,
@@ -113,6 +117,9 @@ enum Ended {
 
 /// Runs the command.
 pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
+    if args.background {
+        return background::start();
+    }
     let stop = Stop::install_with(Duty::Service { json: false })?;
     let hangups = hangups()?;
     let exports = args.exports()?;

@@ -13,7 +13,7 @@ use std::{
 
 use bowline_ctl::{Successor, Sys};
 use bowline_node::{
-    Failure, Outcome,
+    Failure, Outcome, background,
     disks::{
         DeviceConfig, DiskFrontEnds, ENDING_PATIENCE, FREE_POLL, FREE_WAIT, FailingDisks,
         FrontEndConfig, HandedFrontEnds, Heir, MapConfig, Mapping, Predecessor, Route, Service,
@@ -92,6 +92,10 @@ pub(super) struct Args {
     /// Keep running when no disk is mapped, and wait for commands that map one
     #[arg(long)]
     stay: bool,
+    /// Return as soon as the disk is mapped, and keep it in a process in the background, which has
+    /// the output of this command
+    #[arg(long, requires = "from")]
+    background: bool,
     /// Take the place of the process that has this disk mapped, which ends: clients of its --nbd
     /// and users of its --fuse and --ublk keep their connections and files, and notice a pause;
     /// machines of its --vhost-user connect again. Give all other options as that one has them; it
@@ -166,6 +170,9 @@ struct Inherited {
 
 /// Runs the command.
 pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
+    if args.background {
+        return background::start();
+    }
     // Before anything is opened.
     let passed = bowline_ctl::passed(&kept::STORED).map_err(|error| {
         Failure::failed(format!("what the service manager passed cannot be used: {error}"))

@@ -13,7 +13,9 @@ mod side;
 mod tree;
 
 use std::{
+    env,
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket},
+    path::PathBuf,
     sync::{atomic::Ordering, mpsc},
     time::{Duration, Instant},
 };
@@ -145,28 +147,37 @@ fn end(args: &Args, verdicts: Vec<Verdict>) -> Outcome {
         return Err(Failure::Reported);
     }
     tell!(args, "");
+    let bowline = own_name();
+    let next =
+        |words: &str, what: &str| tell!(args, "   {:<55}  {what}", format!("{bowline} {words}"));
     tell!(args, "Next, each in a shell of its own:");
     if args.only.as_deref() != Some("rnbd") {
-        tell!(args, "   bowline node --address 127.0.0.1 --echo 4000     run a node");
-        tell!(args, "   bowline ping -I 127.0.0.2 127.0.0.1              ping it");
-        tell!(args, "   bowline info                                     look inside it");
-        if args.rdma {
-            tell!(args, "   bowline stress --rdma -r 127.0.0.3               wait for load, then");
-            tell!(args, "   bowline stress --rdma -r 127.0.0.2 -s 127.0.0.3 -T 5 -D 64k");
-        } else {
-            tell!(args, "   bowline stress -r 127.0.0.3                      wait for load, then");
-            tell!(args, "   bowline stress -r 127.0.0.2 -s 127.0.0.3 -T 5    make it");
-        }
+        next("node --address 127.0.0.1 --echo 4000", "run a node");
+        next("ping -I 127.0.0.2 127.0.0.1", "ping it");
+        next("info", "look inside it");
+        let (rdma, bytes) = if args.rdma { (" --rdma", " -D 64k") } else { ("", "") };
+        next(&format!("stress{rdma} -r 127.0.0.3"), "wait for load, then");
+        next(&format!("stress{rdma} -r 127.0.0.2 -s 127.0.0.3 -T 5{bytes}"), "make it");
     }
     if args.only.as_deref() != Some("rds") {
-        tell!(args, "   bowline rnbd export --memory disk0=1GiB -I 127.0.0.1");
-        tell!(
-            args,
-            "   bowline rnbd map disk0 --from s1 --path 127.0.0.2@127.0.0.1 --nbd /tmp/disk0.sock"
-        );
-        tell!(args, "   bowline rnbd dump                                look at both");
+        next("rnbd export --memory disk0=1GiB -I 127.0.0.1", "serve a disk");
+        let map = "rnbd map disk0 --from s1 --path 127.0.0.2@127.0.0.1 --nbd /tmp/disk0.sock";
+        next(map, "use it");
+        next("rnbd dump", "look at both");
     }
     Ok(())
+}
+
+/// How a shell here finds this command: by its name, or where that is not in `PATH`, by its path.
+fn own_name() -> String {
+    const NAME: &str = "bowline";
+    let Ok(own) = env::current_exe() else { return NAME.to_owned() };
+    let is_own = |folder: PathBuf| folder.join(NAME).canonicalize().is_ok_and(|found| found == own);
+    if env::var_os("PATH").is_some_and(|path| env::split_paths(&path).any(is_own)) {
+        return NAME.to_owned();
+    }
+    let here = env::current_dir().unwrap_or_default();
+    own.strip_prefix(&here).unwrap_or(&own).display().to_string()
 }
 
 /// The first act.

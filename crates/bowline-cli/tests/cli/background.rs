@@ -1,0 +1,62 @@
+//! `--background`: a command returns as soon as a process of its own does the work.
+
+use crate::links::{apart, succeeded};
+use crate::support::Folder;
+
+fn on_a_machine(script: &str) {
+    let folder = Folder::new();
+    // `began NAME` notes the process that NAME has started in the background.
+    let began = r#"began() { sed -n 's/^process \([0-9]*\) runs in the background; `kill \1` ends it$/\1/p' "$AT/$1.out" > "$AT/$1.pid"; [ -s "$AT/$1.pid" ] || fail "no process in $1"; }"#;
+    if let Some(done) = apart(&folder, &format!("{began}\n{script}")) {
+        succeeded(&done);
+    }
+}
+
+#[test]
+fn a_node_answers_when_the_command_has_returned() {
+    on_a_machine(
+        r#"
+        "$BOWLINE" node --address 127.0.0.1 --background > "$AT/node.out" 2>&1
+        began node
+        "$BOWLINE" ping -c 1 127.0.0.1 > "$AT/ping.out" 2>&1
+        # It is in no group of processes that a terminal stops with this one.
+        [ "$(ps -o pgid= -p $(cat "$AT/node.pid") | tr -d ' ')" = "$(cat "$AT/node.pid")" ] || fail "its group"
+        # What it says comes to the same place.
+        grep -q "ready; ask with" "$AT/node.out"
+        kill $(cat "$AT/node.pid")
+        heard node stopped
+        "#,
+    );
+}
+
+#[test]
+fn what_does_not_start_says_why_and_has_its_exit_status() {
+    on_a_machine(
+        r#"
+        "$BOWLINE" node --address 127.0.0.1 --background > "$AT/node.out" 2>&1
+        began node
+        code=0; "$BOWLINE" node --address 127.0.0.1 --background > "$AT/second.out" 2>&1 || code=$?
+        [ $code = 1 ] && grep -q "another node has" "$AT/second.out" || fail "exit status $code"
+        ! grep -q "in the background" "$AT/second.out" || fail "it says that it runs"
+        code=0; "$BOWLINE" node --config "$AT/none.toml" --background > "$AT/third.out" 2>&1 || code=$?
+        [ $code != 0 ] && grep -q "none.toml" "$AT/third.out" || fail "exit status $code"
+        code=0; "$BOWLINE" rnbd map none --from demo --path 127.0.0.3@127.0.0.2 --background --connect-timeout 1 > "$AT/fourth.out" 2>&1 || code=$?
+        [ $code != 0 ] || fail "exit status $code"
+        "#,
+    );
+}
+
+#[test]
+fn a_disk_is_there_when_the_commands_have_returned() {
+    on_a_machine(
+        r#"
+        "$BOWLINE" rnbd export --memory disk0=16MiB -I 127.0.0.2 --background > "$AT/export.out" 2>&1
+        began export
+        "$BOWLINE" rnbd map disk0 --from demo --path 127.0.0.3@127.0.0.2 --nbd "$AT/disk0.sock" --background > "$AT/map.out" 2>&1
+        began map
+        [ -S "$AT/disk0.sock" ] || fail "no socket"
+        "$BOWLINE" rnbd unmap rnbd0 > "$AT/unmap.out" 2>&1
+        n=0; while kill -0 $(cat "$AT/map.pid") 2> "$AT/none"; do n=$((n + 1)); [ $n -lt 600 ] || fail "it does not end"; sleep 0.1; done
+        "#,
+    );
+}
