@@ -28,7 +28,7 @@ const XTASK: [&str; 6] = ["run", "--quiet", "--locked", "--package", "xtask", "-
 /// What is optional is built and tested, too.
 const ALL: &str = "--all-features";
 
-const STEPS: [Step; 26] = [
+const STEPS: [Step; 28] = [
     step("fmt", &["fmt", "--all", "--check"], 60),
     step(
         "clippy",
@@ -67,6 +67,8 @@ const STEPS: [Step; 26] = [
         env: Some(("BOWLINE_CHURN_SECONDS", "16")),
         limit: 300,
     },
+    // A part of it again, where a node runs.
+    step("beside", &["xtask", "beside"], 300),
     Step { name: "doc", cargo: &api::DOC, env: Some(api::DOC_FLAGS), limit: 300 },
     step("api", &["xtask", "api"], 120),
     step("check", &["xtask", "check"], 60),
@@ -81,6 +83,7 @@ const STEPS: [Step; 26] = [
         300,
     ),
     step("quickstart", &["run", "--release", "--locked", "--", "quickstart"], 600),
+    step("readme", &["xtask", "readme"], 300),
     step("sim", &["xtask", "sim", "--seeds", "6000"], 600),
     step("sim rdma", &["xtask", "sim", "--scenario", "rdma", "--seeds", "8000"], 600),
     step("sim roce", &["xtask", "sim", "--roce", "--seeds", "6000"], 600),

@@ -8,6 +8,7 @@ mod hostile;
 mod layers;
 mod links;
 mod listed;
+mod machine;
 mod miri;
 mod preload;
 mod proofs;
@@ -38,6 +39,8 @@ checks of the repository
   publish            every published crate can be packaged; docs/release.md tells the rest
   musl               a program that serves disks links with musl by the oldest Rust that is promised
   deny               licences and sources of dependencies; needs cargo-deny
+  readme             commands of README as they stand, pasted into one shell; needs root
+  beside             tests pass beside a node at all addresses of the machine; needs root
 
 runs
   ci                 what .ci/run runs, step by step with timing
@@ -90,6 +93,8 @@ fn main() -> ExitCode {
         Some("api") => api::run(rest),
         Some("publish") => no_args(rest, publish::check),
         Some("musl") => no_args(rest, run::musl),
+        Some("readme") => no_args(rest, machine::readme),
+        Some("beside") => no_args(rest, machine::beside),
         Some("deny") => no_args(rest, run::deny),
         Some("ci") => no_args(rest, ci::run),
         Some("sim") => run::bowline("sim", rest),
