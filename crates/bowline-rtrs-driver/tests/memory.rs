@@ -150,7 +150,7 @@ fn fill(session: &Arc<Session>) -> (Arc<Load>, usize) {
     let run = |dir| {
         let load = Load::new(session, dir, depth, len);
         load.run(2 * depth as u64, true);
-        assert_eq!(load.errors.lock().unwrap()[..], []);
+        assert_eq!(*load.errors.lock().unwrap(), Vec::<i32>::new());
         load
     };
     run(Dir::Write);

@@ -262,7 +262,7 @@ mod tests {
         assert_eq!(directory(&entries, 0, 4096).len(), 32 + 32);
         assert_eq!(directory(&entries, 0, 63).len(), 32);
         assert_eq!(directory(&entries, 1, 4096)[16..24], [8, 0, 0, 0, 8, 0, 0, 0]);
-        assert_eq!(directory(&entries, 2, 4096), []);
+        assert_eq!(directory(&entries, 2, 4096), [0_u8; 0]);
         assert_eq!(answer_header(9, Err(Errno::EIO))[..8], [16, 0, 0, 0, 251, 255, 255, 255]);
         assert_eq!(answer_header(9, Ok(4))[..9], [20, 0, 0, 0, 0, 0, 0, 0, 9]);
     }
