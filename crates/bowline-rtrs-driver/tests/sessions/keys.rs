@@ -1,15 +1,14 @@
 //! READs whose data goes to several places, and keys that are good for one READ only.
 
-mod common;
-
+use crate::common;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::common::load::Load;
+use crate::common::{Pair, at, bytes, eventually, hasty, ip, write_and_read};
 use bowline_rtrs_driver::client::{PathState, PermitKind, ReadKeys, Region, Session, Wait};
 use bowline_rtrs_driver::server::ServerConfig;
 use bowline_rtrs_driver::{Dir, Errno, MemRef, Policy};
-use common::load::Load;
-use common::{Pair, at, bytes, eventually, hasty, ip, write_and_read};
 
 fn config(always_invalidate: bool) -> ServerConfig {
     ServerConfig { always_invalidate, ..ServerConfig::default() }
@@ -103,7 +102,7 @@ fn reads_with_keys_of_their_own_move() {
         eventually("the path comes back", || state() == PathState::Connected);
         load.end();
     }
-    assert_eq!(load.errors.lock().unwrap()[..], []);
+    assert_eq!(*load.errors.lock().unwrap(), Vec::<i32>::new());
     assert!(session.paths().iter().map(|path| path.stats.failovers).sum::<u64>() > 0);
     drop(load);
     // The load's memory stays registered until a later send shows that the last one from it has

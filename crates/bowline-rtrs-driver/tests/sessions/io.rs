@@ -1,16 +1,14 @@
 //! Requests between two devices on 127.0.0.0/8.
 
-mod common;
-
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex};
 
+use crate::common::{Pair, STORE, at, bytes, eventually, ip, write_and_read};
 use bowline_rtrs_driver::client::{
     Completed, Completer, Done, PermitKind, Req, Session, SessionBuilder, Wait,
 };
 use bowline_rtrs_driver::server::{LinkEv, ServerConfig};
 use bowline_rtrs_driver::{Dir, Errno};
-use common::{Pair, STORE, at, bytes, eventually, ip, write_and_read};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 fn config(always_invalidate: bool) -> ServerConfig {

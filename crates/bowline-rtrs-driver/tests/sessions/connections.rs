@@ -1,6 +1,6 @@
 //! Sessions of several IO connections, engines of several devices, and IPv6.
 
-mod common;
+use crate::common;
 use bowline_testkit::skipped;
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -10,6 +10,8 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::thread::ThreadId;
 use std::time::Duration;
 
+use crate::common::load::Load;
+use crate::common::{Pair, Store, at, bytes, device_with, eventually, hasty, ip, write_and_read};
 use bowline_roce_driver::{SoftConfig, SoftDevice};
 use bowline_rtrs_driver::client::{
     Completed, Completer, Done, PathState, Permit, PermitKind, Session, SessionBuilder, Wait,
@@ -17,8 +19,6 @@ use bowline_rtrs_driver::client::{
 use bowline_rtrs_driver::server::{Server, ServerConfig};
 use bowline_rtrs_driver::{Dir, Engine, EngineConfig, Errno, Geometry, PORT, Policy};
 use bowline_verbs::Device;
-use common::load::Load;
-use common::{Pair, Store, at, bytes, device_with, eventually, hasty, ip, write_and_read};
 
 /// [RT-24], [RT-37]: permits of several processors and threads, and the loss of a path under load.
 #[test]
@@ -120,7 +120,7 @@ fn an_engine_has_several_devices() {
         eventually("the path comes back", || state(cut) == PathState::Connected);
         load.end();
     }
-    assert_eq!(load.errors.lock().unwrap()[..], []);
+    assert_eq!(*load.errors.lock().unwrap(), Vec::<i32>::new());
     drop(load);
     session.close();
     server.close();

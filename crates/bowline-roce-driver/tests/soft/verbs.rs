@@ -1,6 +1,6 @@
 //! All verbs between two devices of one process, over real sockets.
 
-mod common;
+use crate::common;
 use bowline_testkit::skipped;
 
 use std::io::Write;
@@ -10,11 +10,11 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::common::{PATIENCE, PORT, connect, ip, open};
 use bowline_roce_driver::{FormerConnections, SoftConfig, SoftDevice};
 use bowline_verbs::{
     CmEvent, Device, Error, Mtu, RejectReason, SendFlags, SendOp, SendWr, Status, WcOpcode,
 };
-use common::{PATIENCE, PORT, connect, ip, open};
 
 fn pattern(len: usize, salt: u8) -> Vec<u8> {
     (0..len).map(|i| (i as u8).wrapping_mul(31).wrapping_add((i >> 8) as u8) ^ salt).collect()
@@ -425,7 +425,7 @@ fn the_next_life_ends_the_connections_of_the_former() {
     peer.listen((ip(13, 2), PORT).into()).unwrap();
     let side = common::unconnected(&peer, 4096);
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["the_next_life_ends_the_connections_of_the_former", "--exact"])
+        .args(["verbs::the_next_life_ends_the_connections_of_the_former", "--exact"])
         .env(CHILD, &dir)
         .stdout(Stdio::null())
         .spawn()

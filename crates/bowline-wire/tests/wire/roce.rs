@@ -1,8 +1,7 @@
 //! RoCE headers, packets and checksums: the vectors of the specification, datagrams of real
 //! kernels, random values and hostile bytes.
 
-#[path = "checks/roce.rs"]
-mod checks;
+use crate::roce_checks as checks;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -81,7 +80,7 @@ fn hex(text: &str) -> Vec<u8> {
 /// The vectors of section 11.
 fn vectors() -> Vec<Datagram> {
     let mut out: Vec<Datagram> = Vec::new();
-    for line in include_str!("../testdata/roce-vectors.txt").lines() {
+    for line in include_str!("../../testdata/roce-vectors.txt").lines() {
         if line.starts_with(['#', ' ']) {
             let Some(datagram) = out.last_mut() else { continue };
             let mut fields = line.trim_matches([' ', '[', ']']).split(' ').map(str::trim);
@@ -109,7 +108,7 @@ fn vector(name: &str) -> Datagram {
 
 /// Datagrams of real kernels.
 fn frames() -> Vec<Datagram> {
-    let lines = include_str!("../testdata/roce-frames.hex").lines().enumerate();
+    let lines = include_str!("../../testdata/roce-frames.hex").lines().enumerate();
     let frames = lines.filter(|(_, line)| !line.starts_with('#'));
     frames.map(|(n, l)| Datagram { name: format!("line {}", n + 1), bytes: hex(l) }).collect()
 }

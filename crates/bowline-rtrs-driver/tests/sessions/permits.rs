@@ -1,7 +1,6 @@
 //! Permits that are waited for, by threads and by tasks.
 
-mod common;
-
+use crate::common;
 use std::cell::Cell;
 use std::future::Future;
 use std::pin::Pin;
@@ -10,11 +9,11 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
+use crate::common::tasks::{Woken, block_on, run};
+use crate::common::{PATIENCE, Pair, at, eventually, write_and_read};
 use bowline_rtrs_driver::client::{GetPermit, Permit, PermitKind, Session, Wait};
 use bowline_rtrs_driver::server::ServerConfig;
 use bowline_rtrs_driver::{Dir, Errno, Geometry};
-use common::tasks::{Woken, block_on, run};
-use common::{PATIENCE, Pair, at, eventually, write_and_read};
 
 /// Permits for IO of the sessions here.
 const COUNT: usize = 3;

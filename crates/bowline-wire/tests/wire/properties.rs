@@ -1,6 +1,6 @@
 //! Properties of random values and bytes.
 
-mod checks;
+use crate::checks;
 
 use std::collections::BTreeSet;
 

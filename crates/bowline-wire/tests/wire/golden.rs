@@ -1,7 +1,7 @@
 //! Frames of real peers, from `testdata/`: each `.bin` with a `.txt` that says where it comes from
 //! and what is in it, as `testdata/extract.py` reads it.
 
-mod checks;
+use crate::checks;
 
 use bowline_wire::rds::{
     Extension, Extensions, Flags, HEADER_LEN, Handshake, Header, MAP_LEN, MapView, checksum,
@@ -62,9 +62,9 @@ fn assert_reads_as(frames: &[Frame<'_>], text: &str) {
 
 macro_rules! golden {
     ($take:ident $name:literal) => {{
-        let bytes = include_bytes!(concat!("../testdata/", $name, ".bin"));
+        let bytes = include_bytes!(concat!("../../testdata/", $name, ".bin"));
         let frames = $take(bytes);
-        assert_reads_as(&frames, include_str!(concat!("../testdata/", $name, ".txt")));
+        assert_reads_as(&frames, include_str!(concat!("../../testdata/", $name, ".txt")));
         frames
     }};
 }

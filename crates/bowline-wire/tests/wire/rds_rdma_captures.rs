@@ -1,7 +1,7 @@
 //! Whole connections of RDS over RoCE between two kernels, from `testdata/`: each `.bin` with a
 //! `.txt` that says what is in it, as `testdata/extract_rds_rdma.py` reads it.
 
-mod checks;
+use crate::checks;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -210,10 +210,10 @@ fn line(Event { number, from, what, .. }: &Event) -> String {
 /// Reads a capture and checks it against its text.
 macro_rules! capture {
     ($name:literal) => {{
-        let datagrams = datagrams(include_bytes!(concat!("../testdata/", $name, ".bin")));
+        let datagrams = datagrams(include_bytes!(concat!("../../testdata/", $name, ".bin")));
         let events = events(&datagrams);
         let read: Vec<String> = events.iter().map(line).collect();
-        let text = include_str!(concat!("../testdata/", $name, ".txt"));
+        let text = include_str!(concat!("../../testdata/", $name, ".txt"));
         let expected: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
         assert_eq!(read, expected);
         events

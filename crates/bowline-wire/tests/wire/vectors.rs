@@ -1,6 +1,6 @@
 //! The byte vectors written in the specification.
 
-mod checks;
+use crate::checks;
 
 use bowline_wire::rds::{
     BowlineExt, DecodeError, EXT_AREA_LEN, Extension, Extensions, Flags, HEADER_LEN, Handshake,

@@ -1,16 +1,14 @@
 //! Calls for one path from several threads: each returns its own outcome.
 
-mod common;
-
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
+use crate::common::{PATIENCE, Pair, eventually, ip};
 use bowline_rtrs_driver::client::{PathState, Session};
 use bowline_rtrs_driver::server::ServerConfig;
 use bowline_rtrs_driver::tree::{ClientSession, PathCommand};
 use bowline_rtrs_driver::{Errno, Error, PathId};
-use common::{PATIENCE, Pair, eventually, ip};
 
 fn state(session: &Session, path: PathId) -> Option<PathState> {
     session.paths().iter().find(|view| view.id == path).map(|view| view.state)

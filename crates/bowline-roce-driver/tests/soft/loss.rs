@@ -1,12 +1,10 @@
 //! Losses on purpose are repaired.
 
-mod common;
-
 use std::time::Duration;
 
+use crate::common::{connect, ip, open_with};
 use bowline_roce_driver::{Impairments, SoftConfig};
 use bowline_verbs::{Device, Remote, SendOp, Status, next_key};
-use common::{connect, ip, open_with};
 
 #[test]
 fn what_is_lost_on_purpose_is_sent_again() {

@@ -1,13 +1,11 @@
 //! Direct placement of the payloads of long messages.
 
-mod common;
-
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::common::{PATIENCE, Side, connect, connect_to, ip, open, open_with};
 use bowline_roce_driver::{Impairments, SoftConfig, SoftDevice};
 use bowline_verbs::SendOp;
-use common::{PATIENCE, Side, connect, connect_to, ip, open, open_with};
 
 const MIB: usize = 1 << 20;
 const MESSAGES: usize = 8;

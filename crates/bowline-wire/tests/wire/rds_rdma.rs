@@ -1,7 +1,7 @@
 //! What RDS over RDMA adds to the header: private data of connecting, extensions, frames. The byte
 //! vectors written in the specification, and random values.
 
-mod checks;
+use crate::checks;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

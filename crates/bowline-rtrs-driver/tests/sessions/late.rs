@@ -1,18 +1,17 @@
 //! Requests that begin when others have ended, which no completion shows.
 
-mod common;
-
+use crate::common;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::common::drowsy::Drowsy;
+use crate::common::{Slow, at, device, eventually, ip};
 use bowline_roce_driver::SoftDevice;
 use bowline_rtrs_driver::client::{PermitKind, Session, SessionBuilder, Wait};
 use bowline_rtrs_driver::server::{Server, ServerConfig};
 use bowline_rtrs_driver::{Dir, Engine, EngineConfig, HbConfig, PORT};
 use bowline_verbs::Device;
-use common::drowsy::Drowsy;
-use common::{Slow, at, device, eventually, ip};
 
 /// Wakes the threads that sleep on a device, at the end of a test.
 struct Alarm(Arc<SoftDevice>);

@@ -1,7 +1,6 @@
 //! RTRS and RNBD: vectors of the specification, messages of real kernels, random bytes.
 
-#[path = "checks/rtrs.rs"]
-mod checks;
+use crate::rtrs_checks as checks;
 
 use bowline_wire::rnbd::{
     self, Access, Io, IoFlags, MsgError, OP_DISCARD, OP_FLUSH, OP_READ, OP_WRITE, OP_WRITE_ZEROES,
@@ -547,7 +546,7 @@ fn read_line(kind: &str, bytes: &[u8], geometry: &mut Geometry) -> String {
 // tests [RT-76] [RT-77] [RT-78] [RT-79] [NB-2] [NB-14]: messages of 6.12 read as they are written
 #[test]
 fn reads_what_kernels_say() {
-    let text = include_str!("../testdata/rtrs-messages.txt");
+    let text = include_str!("../../testdata/rtrs-messages.txt");
     let (mut found, mut geometry) = (String::new(), usual());
     for line in text.lines().filter(|line| !line.starts_with("= ")) {
         found += &format!("{line}\n");

@@ -1,19 +1,18 @@
 //! Paths that are lost, cut and closed under load, and sessions and servers that end.
 
-mod common;
-
+use crate::common;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
+use crate::common::load::Load;
+use crate::common::tasks::block_on;
+use crate::common::{PATIENCE, Pair, Slow, at, eventually, hasty, ip, write_and_read};
 use bowline_rtrs_driver::client::{
     LinkEv, PathEv, PathState, PermitKind, Session, SessionBuilder, Wait,
 };
 use bowline_rtrs_driver::server::{Server, ServerConfig};
 use bowline_rtrs_driver::{Dir, Errno, HbConfig, PORT, PathId, Policy};
-use common::load::Load;
-use common::tasks::block_on;
-use common::{PATIENCE, Pair, Slow, at, eventually, hasty, ip, write_and_read};
 
 fn state(session: &Session, path: PathId) -> Option<PathState> {
     session.paths().iter().find(|view| view.id == path).map(|view| view.state)
@@ -45,7 +44,7 @@ fn a_cut_path_costs_no_request() {
         });
         load.end();
     }
-    assert_eq!(load.errors.lock().unwrap()[..], []);
+    assert_eq!(*load.errors.lock().unwrap(), Vec::<i32>::new());
     let failovers: u64 = session.paths().iter().map(|view| view.stats.failovers).sum();
     assert!(failovers > 0, "requests have moved");
     drop(load);
@@ -108,7 +107,7 @@ fn a_reset_path_is_left_at_once() {
     pair.server.disconnect_path(path).unwrap();
     std::thread::sleep(Duration::from_millis(300));
     load.end();
-    assert_eq!(load.errors.lock().unwrap()[..], []);
+    assert_eq!(*load.errors.lock().unwrap(), Vec::<i32>::new());
     let pause = load.finish(0, false);
     println!("longest pause {pause:?}");
     // 50 ms is the target; a silent path is given up after 3.8 s.
@@ -140,7 +139,7 @@ fn paths_come_and_go() {
         assert_eq!(command(&session, second).unwrap_err().errno(), Errno::ENOTCONN, "it is gone");
     }
     load.end();
-    assert_eq!(load.errors.lock().unwrap()[..], []);
+    assert_eq!(*load.errors.lock().unwrap(), Vec::<i32>::new());
 }
 
 /// [RS-16], [RS-17]: the end and the return of the last path are told; requests fail in between.

@@ -1,12 +1,15 @@
 //! Engines with several devices, some of which fail.
 
-mod common;
-
 use std::net::{IpAddr, SocketAddr};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use crate::common::frail::Frail;
+use crate::common::{
+    PATIENCE, Slow, Store, at, bytes, device, device_with, engine, eventually, far, ip, serve,
+    write_and_read,
+};
 use bowline_roce_driver::{SoftConfig, SoftDevice};
 use bowline_rtrs_driver::client::{
     Completed, Completer, Done, LinkEv, PathState, PermitKind, Session, SessionBuilder, Wait,
@@ -14,11 +17,6 @@ use bowline_rtrs_driver::client::{
 use bowline_rtrs_driver::server::{Server, ServerConfig};
 use bowline_rtrs_driver::{Dir, Engine, EngineConfig, Errno, HbConfig, PORT, Policy, Poll};
 use bowline_verbs::Device;
-use common::frail::Frail;
-use common::{
-    PATIENCE, Slow, Store, at, bytes, device, device_with, engine, eventually, far, ip, serve,
-    write_and_read,
-};
 
 fn engine_of(devices: &[Arc<SoftDevice>]) -> Arc<Engine> {
     let devices = devices.iter().map(|device| Arc::clone(device) as Arc<dyn Device>);

@@ -1,14 +1,12 @@
 //! Threads that wait without sleeping.
 
-mod common;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
+use crate::common::{Store, at, device, far, ip, write_and_read};
 use bowline_rtrs_driver::client::{PermitKind, Session, SessionBuilder, Wait};
 use bowline_rtrs_driver::{Dir, Engine, EngineConfig, Policy, Poll};
 use bowline_verbs::Device;
-use common::{Store, at, device, far, ip, write_and_read};
 
 const NET: u8 = 207;
 

@@ -1,18 +1,16 @@
 //! Permits that are not put back: dropped, leaked, or kept for longer than their session.
 
-mod common;
-
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::task::{Context, Waker};
 
+use crate::common::tasks::Woken;
+use crate::common::{Pair, at, eventually, ip, write_and_read};
 use bowline_rtrs_driver::client::{Permit, PermitKind, Session, Wait};
 use bowline_rtrs_driver::server::ServerConfig;
 use bowline_rtrs_driver::{Dir, Errno, Error, Geometry};
-use common::tasks::Woken;
-use common::{Pair, at, eventually, ip, write_and_read};
 
 /// Permits for IO of the sessions here.
 const COUNT: usize = 3;

@@ -2,8 +2,10 @@
 
 use bowline_wire::rds::uapi::*;
 
-const SPEC: [&str; 2] =
-    [include_str!("../../../docs/spec/rds.md"), include_str!("../../../docs/spec/rds-rdma.md")];
+const SPEC: [&str; 2] = [
+    include_str!("../../../../docs/spec/rds.md"),
+    include_str!("../../../../docs/spec/rds-rdma.md"),
+];
 
 /// Tells whether a row of a table of the specification has these two cells side by side.
 fn says(first: &str, second: &str) -> bool {

@@ -1,20 +1,18 @@
 //! Multicast groups, over the loopback interface.
 
-mod common;
-
 use std::net::IpAddr;
 use std::process::Command;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::common::{ALL, PATIENCE, ip, open, open_with};
 use bowline_roce_driver::{SoftConfig, SoftDevice};
 use bowline_testkit::skipped;
 use bowline_verbs::{
     Buffer, CqId, Device, Error, InvalidReason, MrKeys, QpAttr, QpCap, QpInit, QpState, QpType,
     Qpn, RecvWr, SendFlags, SendOp, SendWr, Sge, UdDest,
 };
-use common::{ALL, PATIENCE, ip, open, open_with};
 
 const QKEY: u32 = 0x0123_4567;
 const LEN: usize = 64;
@@ -167,7 +165,7 @@ fn a_group_of_a_link_is_joined_on_each_of_two() {
         let out = Command::new("unshare")
             .args(["-rn", "sh", "-ec", script])
             .arg(std::env::current_exe().unwrap())
-            .args(["a_group_of_a_link_is_joined_on_each_of_two", "--exact", "--nocapture"])
+            .args(["groups::a_group_of_a_link_is_joined_on_each_of_two", "--exact", "--nocapture"])
             .env(APART, "1")
             .output();
         let out = match out {
