@@ -28,7 +28,7 @@ const XTASK: [&str; 6] = ["run", "--quiet", "--locked", "--package", "xtask", "-
 /// What is optional is built and tested, too.
 const ALL: &str = "--all-features";
 
-const STEPS: [Step; 28] = [
+const STEPS: [Step; 29] = [
     step("fmt", &["fmt", "--all", "--check"], 60),
     step(
         "clippy",
@@ -74,6 +74,7 @@ const STEPS: [Step; 28] = [
     step("check", &["xtask", "check"], 60),
     step("model", &["xtask", "model"], 420),
     step("deny", &["xtask", "deny"], 60),
+    step("semver", &["xtask", "semver"], 400),
     step("publish", &["xtask", "publish"], 120),
     step("musl", &["xtask", "musl"], 600),
     // Only its own profile links it.

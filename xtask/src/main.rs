@@ -13,6 +13,7 @@ mod miri;
 mod preload;
 mod proofs;
 mod publish;
+mod release;
 mod repo;
 mod rules;
 mod run;
@@ -39,8 +40,9 @@ checks of the repository
   publish            every published crate can be packaged; docs/release.md tells the rest
   musl               a program that serves disks links with musl by the oldest Rust that is promised
   deny               licences and sources of dependencies; needs cargo-deny
+  semver             the library against its last release; needs cargo-semver-checks
   readme             commands of README as they stand, pasted into one shell; needs root
-  beside             tests pass beside a node at all addresses of the machine; needs root
+  beside             tests of the command pass beside a node of the machine; needs root
 
 runs
   ci                 what .ci/run runs, step by step with timing
@@ -58,6 +60,7 @@ runs
                      --only NAME with --help; needs root, a Debian host and /dev/net/tun
 
 packaging
+  release VERSION    sets the version of all crates, and says what is left: docs/release.md
   dist [--deb]       man pages and completions into target/dist; with --deb a Debian package
   preload-musl [FILE]
                      the library of `bowline run` for programs of musl, to FILE or beside the one
@@ -95,6 +98,8 @@ fn main() -> ExitCode {
         Some("musl") => no_args(rest, run::musl),
         Some("readme") => no_args(rest, machine::readme),
         Some("beside") => no_args(rest, machine::beside),
+        Some("semver") => no_args(rest, release::semver),
+        Some("release") => release::prepare(rest),
         Some("deny") => no_args(rest, run::deny),
         Some("ci") => no_args(rest, ci::run),
         Some("sim") => run::bowline("sim", rest),
