@@ -624,9 +624,12 @@ fn give_up(folder: &Folder, socket: &Path, client: Running, by_force: bool) {
         client.signal("-TERM");
     }
     // At the end of the process it counts that a request has failed.
-    let told = client.finish().exits(i32::from(!by_force)).err;
-    assert!(told.starts_with("session s1: path 127."), "{told}");
-    assert!(told.contains(" lost, 0 of 1 connected\n"), "{told}");
+    let log = client.finish().exits(i32::from(!by_force)).err;
+    // With the time, as a server's lines have it.
+    let (time, line) = log.split_once(' ').expect("a time");
+    assert!(time.len() == "2026-11-30T17:00:00Z".len() && time.ends_with('Z'), "{log}");
+    assert!(line.starts_with("session s1: path 127."), "{log}");
+    assert!(line.contains(" lost, 0 of 1 connected\n"), "{log}");
 }
 
 #[test]

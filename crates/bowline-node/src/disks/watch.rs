@@ -12,6 +12,8 @@ use bowline_rtrs_driver::{
 };
 use bowline_verbs::Error;
 
+use crate::log::stamp;
+
 /// The state of the paths of sessions.
 #[derive(Debug)]
 pub struct Watch {
@@ -36,7 +38,7 @@ impl Watch {
     pub fn report(&mut self, why: impl Fn(IpAddr, IpAddr) -> Option<Error>) {
         while let Ok((session, event)) = self.events.try_recv() {
             if let Some(line) = self.line(&session, &event, &why) {
-                note_of_peer!("{line}");
+                note_of_peer!("{}{line}", stamp());
             }
         }
     }
