@@ -200,6 +200,58 @@ fn a_client_that_wants_something_else_than_the_server_is_told_both() {
 }
 
 #[test]
+fn several_queue_pairs_and_both_directions_are_measured() {
+    let folder = Folder::new();
+    let server = serve(&folder, &["perf", "--persistent"], "127.41.34.1");
+    for op in ["send", "write", "read", "atomic"] {
+        for more in [&["--qps", "3"][..], &["--both"], &["--both", "-q", "2", "-D", "200ms"]] {
+            let words = ["perf", "-c", "127.41.34.1", "-I", "127.41.34.2", "--op", op, "--json"];
+            let size = if op == "atomic" { "8" } else { "5000" };
+            let count = if more.contains(&"-D") { &[][..] } else { &["-n", "300"] };
+            let words = [&words[..], more, count, &["--size", size, "--depth", "8"]].concat();
+            let result = object(&run(&folder, &words).exits(0).out);
+            let (is_both, is_timed) = (more[0] == "--both", more.contains(&"-D"));
+            let pairs = if !is_both {
+                3
+            } else if is_timed {
+                2
+            } else {
+                1
+            };
+            assert_eq!(result["queue_pairs"], pairs, "{result}");
+            assert!(result["gigabytes_per_second"].as_f64() > Some(0.0), "{result}");
+            if !is_timed {
+                let all = 300 * pairs * if is_both { 2 } else { 1 };
+                assert_eq!(result["iterations"], all, "{result}");
+            }
+            for way in ["outgoing", "incoming"] {
+                let moved = &result[way]["iterations"];
+                assert_eq!(moved.as_u64() > Some(0), is_both, "{result}");
+            }
+        }
+    }
+    server.signal("-INT");
+    let done = server.finish().exits(0);
+    assert_eq!(done.err.matches(" on 3 queue pairs from 127.41.34.2").count(), 4, "{done:?}");
+    assert_eq!(done.err.matches(" in both directions from 127.41.34.2").count(), 8, "{done:?}");
+}
+
+#[test]
+fn all_sizes_are_measured_by_one_server() {
+    let folder = Folder::new();
+    let server = serve(&folder, &["perf"], "127.41.35.1");
+    let words = ["perf", "-c", "127.41.35.1", "-I", "127.41.35.2", "-a", "-n", "8", "--json"];
+    let done = run(&folder, &[&words[..], &["--op", "send", "--depth", "4"]].concat()).exits(0);
+    let sizes = done.out.lines().map(|line| object(line)["size"].as_u64().expect("a size"));
+    assert_eq!(sizes.collect::<Vec<_>>(), (1..=23).map(|power| 1 << power).collect::<Vec<_>>());
+    // The last size ends the server, which serves one client.
+    let done = server.finish().exits(0);
+    assert_eq!(done.err.lines().count(), 23, "{done:?}");
+    let words = ["perf", "-c", "127.41.35.1", "-I", "127.41.35.2", "-a", "--op", "atomic"];
+    run(&folder, &words).exits(2).complains(&["atomics have 8 bytes"]);
+}
+
+#[test]
 fn what_makes_no_sense_is_not_measured() {
     let folder = Folder::new();
     for (words, complaint) in [
@@ -211,6 +263,10 @@ fn what_makes_no_sense_is_not_measured() {
         (&["--depth", "0"], "between 1 and 4096"),
         (&["--mtu", "1500"], "not 256, 512, 1024, 2048 or 4096"),
         (&["--persistent"], "cannot be used with"),
+        (&["--all", "--size", "64"], "cannot be used with"),
+        (&["--both", "--mode", "lat"], "one direction"),
+        (&["--qps", "2", "--mode", "lat"], "one queue pair"),
+        (&["--qps", "65"], "1..=64"),
     ] {
         let words = [&["perf", "-c", "127.41.31.1", "-I", "127.41.31.2"], words].concat();
         run(&folder, &words).exits(2).complains(&[complaint]);

@@ -68,8 +68,9 @@ impl<'a> Arrivals<'a> {
         Self { device, stop, requests, events, newest_first: Cell::new(false) }
     }
 
-    /// Waits for a connection request.
-    pub(super) fn request(&self) -> Result<(CmId, ConnRequest), Ended> {
+    /// Waits for a connection request, for at most `limit` if there is one.
+    pub(super) fn request(&self, limit: Option<Duration>) -> Result<(CmId, ConnRequest), Ended> {
+        let end = limit.map(|limit| Instant::now() + limit);
         loop {
             if self.newest_first.get() {
                 self.keep_requests()?;
@@ -85,7 +86,55 @@ impl<'a> Arrivals<'a> {
             if self.stop.asked() {
                 return Err(Ended::Stopped);
             }
+            if end.is_some_and(|end| Instant::now() >= end) {
+                return Err(Ended::Failed("the client does not come back".to_owned()));
+            }
             self.next(SLICE)?;
+        }
+    }
+
+    /// Waits for a further connection request of a client that is served, which `is_it` knows by
+    /// its data.
+    pub(super) fn further(
+        &self,
+        is_it: impl Fn(&ConnRequest) -> bool,
+        limit: Duration,
+    ) -> Result<(CmId, ConnRequest), Ended> {
+        let end = Instant::now() + limit;
+        loop {
+            let mut requests = self.requests.borrow_mut();
+            let at = requests.iter().position(|(_, _, request)| is_it(request));
+            let found = at.and_then(|at| requests.remove(at));
+            drop(requests);
+            if let Some((_, id, request)) = found {
+                return Ok((id, request));
+            }
+            if self.stop.asked() {
+                return Err(Ended::Stopped);
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(Ended::Failed("not all of its queue pairs have come".to_owned()));
+            }
+            self.next(left.min(SLICE))?;
+        }
+    }
+
+    /// Connects one more queue pair to a server that waits for it.
+    pub(super) fn connect_further(
+        &self,
+        link: &mut Link<'_>,
+        (local, remote): (SocketAddr, SocketAddr),
+        param: &ConnParam,
+        limit: Duration,
+    ) -> Result<(), Ended> {
+        let id = self.device.connect(Some(local), remote, param)?;
+        link.bind_further(param.qpn, id);
+        match self.wait_answer(id, &remote.to_string(), limit)? {
+            Answer::Established(_) => Ok(()),
+            Answer::Busy | Answer::Silent => {
+                Err(Ended::Failed(format!("{remote} does not connect all queue pairs")))
+            }
         }
     }
 

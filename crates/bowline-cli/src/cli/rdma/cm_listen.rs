@@ -8,7 +8,7 @@ use bowline_verbs::ConnRequest;
 use serde_json::json;
 
 use super::local::Local;
-use super::serving::serve_each;
+use super::serving::{Then, serve_each};
 
 /// Text of the refusal.
 const REFUSAL: &str = "bowline cm-listen only listens";
@@ -45,7 +45,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
             say_of_peer!("{}", text(request));
         }
         arrivals.refuse(id, REFUSAL);
-        if seen == asked { Err(super::Ended::Stopped) } else { Ok(()) }
+        if seen == asked { Err(super::Ended::Stopped) } else { Ok(Then::Next) }
     })
 }
 

@@ -50,6 +50,8 @@ pub(super) struct QueuePairOptions {
     pub(super) sends: usize,
     /// Receives posted.
     pub(super) receives: usize,
+    /// How many queue pairs the link gets, each of which has as many sends and receives.
+    pub(super) queue_pairs: usize,
     /// Poll for completions instead of sleeping.
     pub(super) poll: bool,
     /// Longest wait for the peer.
@@ -78,6 +80,8 @@ pub(super) struct Link<'a> {
     cq: Option<CqId>,
     qpn: Option<Qpn>,
     id: Option<CmId>,
+    /// Further queue pairs, with their connections.
+    more: Vec<(Qpn, Option<CmId>)>,
     keys: Vec<u32>,
     batch: Vec<Completion>,
     done: VecDeque<Completion>,
@@ -99,7 +103,7 @@ impl<'a> Link<'a> {
     ) -> Result<Self, Ended> {
         let pd = device.alloc_pd()?;
         let (keys, batch, done) = (Vec::new(), Vec::with_capacity(BATCH), VecDeque::new());
-        let (cq, qpn, id) = (None, None, None);
+        let (cq, qpn, id, more) = (None, None, None, Vec::new());
         let (probed, last_probe, probing) = (None, Instant::now(), false);
         // From here on a drop releases everything.
         let mut link = Self {
@@ -110,6 +114,7 @@ impl<'a> Link<'a> {
             cq,
             qpn,
             id,
+            more,
             keys,
             batch,
             done,
@@ -117,22 +122,43 @@ impl<'a> Link<'a> {
             last_probe,
             probing,
         };
-        let cq = device.create_cq(options.sends + options.receives + 16)?;
+        let entries = options.queue_pairs * (options.sends + options.receives) + 16;
+        let cq = device.create_cq(entries)?;
         link.cq = Some(cq);
+        link.qpn = Some(link.create(cq)?);
+        for _ in 1..options.queue_pairs {
+            let qpn = link.create(cq)?;
+            link.more.push((qpn, None));
+        }
+        for qpn in link.qpns() {
+            let (state, access) = (Some(QpState::Init), Some(options.access));
+            device.modify_qp(qpn, &QpAttr { state, access, ..QpAttr::default() })?;
+        }
+        Ok(link)
+    }
+
+    fn create(&self, cq: CqId) -> Result<Qpn, Ended> {
         let cap = QpCap {
-            max_send_wr: options.sends,
-            max_recv_wr: options.receives,
+            max_send_wr: self.options.sends,
+            max_recv_wr: self.options.receives,
             max_send_sge: 1,
             max_recv_sge: 1,
             ..QpCap::default()
         };
-        let (qp_type, sq_sig_all) = (QpType::Rc, true);
+        let (pd, qp_type, sq_sig_all) = (self.pd, QpType::Rc, true);
         let init = QpInit { pd, send_cq: cq, recv_cq: cq, srq: None, qp_type, cap, sq_sig_all };
-        let qpn = device.create_qp(&init)?;
-        link.qpn = Some(qpn);
-        let (state, access) = (Some(QpState::Init), Some(options.access));
-        device.modify_qp(qpn, &QpAttr { state, access, ..QpAttr::default() })?;
-        Ok(link)
+        Ok(self.device.create_qp(&init)?)
+    }
+
+    /// All queue pairs, the first one first.
+    pub(super) fn qpns(&self) -> Vec<Qpn> {
+        self.qpn.into_iter().chain(self.more.iter().map(|(qpn, _)| *qpn)).collect()
+    }
+
+    /// Binds a further queue pair to a connection, which then ends with this value.
+    pub(super) fn bind_further(&mut self, qpn: Qpn, id: CmId) {
+        let found = self.more.iter_mut().find(|(known, _)| *known == qpn);
+        found.into_iter().for_each(|(_, bound)| *bound = Some(id));
     }
 
     /// The queue pair.
@@ -181,8 +207,13 @@ impl<'a> Link<'a> {
 
     /// Posts a receive.
     pub(super) fn receive(&self, id: u64, part: Option<Sge>) -> Result<(), Ended> {
+        self.receive_on(self.qpn(), id, part)
+    }
+
+    /// Posts a receive to one of its queue pairs.
+    pub(super) fn receive_on(&self, qpn: Qpn, id: u64, part: Option<Sge>) -> Result<(), Ended> {
         let wr = RecvWr { id, sges: part.as_slice() };
-        self.device.post_recv(self.qpn(), &[wr]).map_err(|(_, error)| error.into())
+        self.device.post_recv(qpn, &[wr]).map_err(|(_, error)| error.into())
     }
 
     /// Posts one request with memory.
@@ -218,7 +249,12 @@ impl<'a> Link<'a> {
 
     /// Posts requests.
     pub(super) fn post(&self, wrs: &[SendWr<'_>]) -> Result<(), Ended> {
-        self.device.post_send(self.qpn(), wrs).map_err(|(_, error)| error.into())
+        self.post_on(self.qpn(), wrs)
+    }
+
+    /// Posts requests to one of its queue pairs.
+    pub(super) fn post_on(&self, qpn: Qpn, wrs: &[SendWr<'_>]) -> Result<(), Ended> {
+        self.device.post_send(qpn, wrs).map_err(|(_, error)| error.into())
     }
 
     /// The next completion; an error is one of the connection.
@@ -290,12 +326,11 @@ impl<'a> Link<'a> {
         Err(Ended::Failed(format!("request failed with status {}: {text}", done.status as u8)))
     }
 
-    /// Takes further completions of sends that are ready, and returns their number. A failed one is
-    /// left for the next call.
-    pub(super) fn more(&mut self) -> u64 {
-        let good = self.done.iter().take_while(|done| done.status == Status::Success).count();
-        self.done.drain(..good);
-        good as u64
+    /// Takes a further completion that is ready. A failed one, and that of a probe, is left for the
+    /// next call of [`completion`](Self::completion).
+    pub(super) fn ready(&mut self) -> Option<Completion> {
+        let is_good = |done: &Completion| done.status == Status::Success && done.wr_id != PROBE;
+        self.done.front().is_some_and(is_good).then(|| self.done.pop_front()).flatten()
     }
 
     /// Waits for the completion of a receive. Completions of sends are skipped.
@@ -332,7 +367,10 @@ impl Drop for Link<'_> {
         if let Some(id) = self.id {
             let _ = self.device.destroy_id(id);
         }
-        if let Some(qpn) = self.qpn {
+        for (_, id) in &self.more {
+            let _ = id.map(|id| self.device.destroy_id(id));
+        }
+        for qpn in self.qpns() {
             let _ = self.device.destroy_qp(qpn);
         }
         for lkey in self.keys.drain(..) {

@@ -94,7 +94,7 @@ fn ucmatose_server(args: &Args, stop: &Stop) -> Outcome {
     let device = &opened.device;
     let arrivals = Arrivals::new(&**device, stop);
     opened.listen(&places, false)?;
-    let (id, request) = arrivals.request()?;
+    let (id, request) = arrivals.request(None)?;
     let (mut link, memory) = prepare(args, &**device, stop, args.iters)?;
     link.bind(id);
     device.accept(id, &param(&link))?;
@@ -234,6 +234,7 @@ fn prepare<'a>(
         access,
         sends: sends.min(4096),
         receives: slots.min(4096),
+        queue_pairs: 1,
         poll,
         timeout,
     };

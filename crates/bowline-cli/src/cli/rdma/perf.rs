@@ -4,25 +4,27 @@
 //! with the address of its buffer; all other traffic is the measured verb. Reads, atomics and
 //! writes (for bandwidth) need nothing of the server's program.
 
+mod flow;
 mod report;
 
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use bowline_base::entropy::random_u64;
 use bowline_node::{
     Failure, Outcome,
     signals::Stop,
     values::{interval, number, number32},
 };
-use bowline_verbs::{
-    Access, CmId, ConnParam, ConnRequest, Device, Remote, SendFlags, SendOp, SendWr, Sge,
-};
+use bowline_verbs::{Access, CmId, ConnParam, ConnRequest, Device, Qpn, Remote, SendOp, Sge};
 
 use super::Ended;
 use super::arrivals::Arrivals;
 use super::link::{Link, Memory, PROBE_PAUSE, QueuePairOptions};
-use super::serving::{ServeOptions, Side, serve_each};
-use super::wire::{Length, Mode, Op, Order, decode_offer, encode_offer};
+use super::serving::{ServeOptions, Side, Then, serve_each};
+use super::wire::{Length, Mode, Op, Order, Pairs, decode_offer, encode_offer};
 use crate::cli::common::histogram::Histogram;
+use flow::{Flow, Moved};
 use report::Found;
 
 /// Warm-up: round trips that are not measured, at most a tenth of those that are.
@@ -31,6 +33,10 @@ const WARM_UP: u32 = 1000;
 const MIN_RNR_TIMER: u8 = 1;
 /// Largest number of outstanding reads and atomics.
 const READS: u8 = 16;
+/// How long the server may take to end its direction beyond what the client's has taken.
+const RESULT_WAIT: Duration = Duration::from_secs(30);
+/// Sizes of --all: from two bytes to 8 MiB, as those of perftest.
+const ALL_SIZES: std::ops::RangeInclusive<u32> = 1..=23;
 
 /// Measure bandwidth or latency of send, write, read or atomic against another `bowline perf`.
 #[derive(Debug, clap::Args)]
@@ -38,8 +44,8 @@ const READS: u8 = 16;
     after_help = "Start the server first, on the other machine: `bowline perf --server`. It runs \
     what the client asks for; if the server has --op, --mode, --size, --count, --duration or \
     --depth too, it refuses a client that asks for something else. Then, for example, \
-    `bowline perf --client 10.0.0.1 --op read --size 1m --duration 5`. Exit status: 0 measured, \
-    1 failed, 2 usage."
+    `bowline perf --client 10.0.0.1 --op read --size 1m --duration 5`. With --all, --both and \
+    --qps the server has to be as new as the client. Exit status: 0 measured, 1 failed, 2 usage."
 )]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -53,6 +59,18 @@ pub(crate) struct Args {
     /// Bytes of a message, up to 64m [default: 64k; for latency 64; an atomic has 8]
     #[arg(long, value_name = "BYTES", value_parser = number32)]
     size: Option<u32>,
+    /// Measure all sizes that are powers of two, from 2 bytes to 8 MiB, one after the other
+    #[arg(short, long, conflicts_with = "size")]
+    all: bool,
+    /// Measure both directions at once: the server sends as much to the client, or for as long, and
+    /// the result is the sum
+    #[arg(short, long, alias = "bidirectional", conflicts_with = "verify")]
+    both: bool,
+    /// Queue pairs, up to 64, each of which has --count messages, and --depth of them in flight
+    /// [default: 1]
+    #[arg(short, long, alias = "qp", value_name = "N",
+          value_parser = clap::value_parser!(u16).range(1..=i64::from(Order::PAIRS_MAX)))]
+    qps: Option<u16>,
     /// Messages [default: 1000]
     #[arg(short = 'n', long, alias = "iters", value_name = "N", value_parser = number)]
     count: Option<u64>,
@@ -108,7 +126,14 @@ fn ordered(args: &Args) -> Order {
         None => Length::Count(args.count.unwrap_or(1000)),
     };
     let depth = if mode == Mode::Lat { 1 } else { args.depth.unwrap_or(64) };
-    let mut order = Order { op, mode, size, length, depth, memory: Remote::default(), warm_up: 0 };
+    let client = random_u64().max(1);
+    let pairs = match args.qps {
+        Some(count) if count > 1 => Pairs { count, index: 0, client },
+        _ => Pairs::ONE,
+    };
+    let (both, more) = (args.both, false);
+    let (memory, warm_up) = (Remote::default(), 0);
+    let mut order = Order { op, mode, size, length, depth, memory, warm_up, pairs, both, more };
     if mode == Mode::Lat {
         order.warm_up = match &mut order.length {
             Length::Count(count) => {
@@ -144,6 +169,12 @@ fn agree(args: &Args, order: &Order) -> Result<(), Ended> {
             format!("--depth {}", args.depth.unwrap_or_default()),
             format!("--depth {}", order.depth),
         ),
+        (
+            args.qps.is_some() && own.pairs.count != order.pairs.count,
+            format!("--qps {}", own.pairs.count),
+            format!("--qps {}", order.pairs.count),
+        ),
+        (own.both && !order.both, "--both".to_owned(), "one direction".to_owned()),
     ];
     let differ = pairs.into_iter().filter(|(differs, ..)| *differs);
     let (mine, theirs): (Vec<_>, Vec<_>) = differ.map(|(_, own, other)| (own, other)).unzip();
@@ -165,20 +196,59 @@ fn serve(
     arrivals: &Arrivals<'_>,
     (id, request): (CmId, &ConnRequest),
     served: &mut u64,
-) -> Result<(), Ended> {
+) -> Result<Then, Ended> {
     let order = Order::decode(&request.private_data).map_err(Ended::Failed);
+    let order = order.and_then(|order| match order.pairs.index {
+        0 => Ok(order),
+        _ => Err(Ended::Failed("a further queue pair of a client that is not served".to_owned())),
+    });
     let order = arrivals.or_refuse(id, order)?;
     arrivals.or_refuse(id, agree(args, &order))?;
     let (mut link, memory) = arrivals.or_refuse(id, prepare(args, device, stop, &order))?;
-    if order.op == Op::Read {
+    if order.op == Op::Read || order.both && order.op != Op::Atomic {
         memory.buffer.write(0, &pattern(order.size));
     }
     link.bind(id);
     let taken = order.recv(&link, &memory, 0, order.receives())?;
     let private_data = encode_offer(memory.remote());
-    device.accept(id, &param(&link, private_data))?;
+    device.accept(id, &param(private_data.clone(), link.qpn()))?;
     arrivals.accepted(id, request)?;
+    for (index, qpn) in link.qpns().into_iter().enumerate().skip(1) {
+        let is_it = |request: &ConnRequest| {
+            Order::decode(&request.private_data).is_ok_and(|further| {
+                let Pairs { client, index: of, .. } = further.pairs;
+                client == order.pairs.client && usize::from(of) == index
+            })
+        };
+        let (id, request) = arrivals.further(is_it, args.side.local.timeout)?;
+        link.bind_further(qpn, id);
+        device.accept(id, &param(private_data.clone(), qpn))?;
+        arrivals.accepted(id, &request)?;
+    }
     note_of_peer!("bowline perf: {order} from {}", request.remote);
+    let then = if order.more { Then::Same } else { Then::Next };
+    if order.both || order.pairs.count > 1 && order.takes_receives() {
+        link.watch(order.memory, arrivals);
+        let mut flow = Flow::new(&link, &order, order.memory, order.part(&memory));
+        if order.both {
+            let moved = flow.run(&mut link)?;
+            moved.publish(&memory.buffer, order.size as usize);
+        }
+        return match flow.receive(&mut link, served) {
+            // Only the client knows when the time is over. It disconnects then.
+            Err(Ended::Left) if matches!(order.length, Length::Time(_)) => Ok(then),
+            Err(ended) => Err(ended),
+            Ok(()) => {
+                while !arrivals.left(id, PROBE_PAUSE)? {
+                    match link.probe(order.memory) {
+                        Err(Ended::Left) => break,
+                        answered => answered?,
+                    }
+                }
+                check(args, &order, &memory).map(|()| then)
+            }
+        };
+    }
     if !order.takes_receives() {
         while !arrivals.left(id, PROBE_PAUSE)? {
             if stop.asked() {
@@ -191,8 +261,8 @@ fn serve(
             }
         }
         return match order.op {
-            Op::Write => check(args, &order, &memory),
-            _ => Ok(()),
+            Op::Write => check(args, &order, &memory).map(|()| then),
+            _ => Ok(then),
         };
     }
     link.watch(order.memory, arrivals);
@@ -204,7 +274,7 @@ fn serve(
     if !arrivals.left(id, args.side.local.timeout)? {
         device.disconnect(id)?;
     }
-    check(args, &order, &memory)
+    check(args, &order, &memory).map(|()| then)
 }
 
 /// Receives the client's messages, and answers each where round trips are measured.
@@ -231,38 +301,65 @@ fn answer(
 }
 
 fn measure(args: &Args, server: &str, stop: &Stop) -> Outcome {
-    let mut order = ordered(args);
+    let order = ordered(args);
     order.check().map_err(Failure::Usage)?;
+    if args.all && order.op == Op::Atomic {
+        return Err(Failure::usage("--all: atomics have 8 bytes"));
+    }
     let (opened, local, remote) = args.side.local.towards(server)?;
-    let device = &opened.device;
-    let arrivals = Arrivals::new(&**device, stop);
+    let device = &*opened.device;
+    let arrivals = Arrivals::new(device, stop);
+    if !args.all {
+        return Ok(measure_one(args, device, &arrivals, stop, order, (local, remote))?);
+    }
+    for power in ALL_SIZES {
+        let (size, more) = (1 << power, power < *ALL_SIZES.end());
+        let order = Order { size, more, ..order };
+        measure_one(args, device, &arrivals, stop, order, (local, remote))?;
+    }
+    Ok(())
+}
+
+/// Measures one order between these addresses, and prints the result.
+fn measure_one<'a>(
+    args: &Args,
+    device: &'a dyn Device,
+    arrivals: &Arrivals<'a>,
+    stop: &'a Stop,
+    mut order: Order,
+    (local, remote): (SocketAddr, SocketAddr),
+) -> Result<(), Ended> {
     let make = || {
-        let (link, memory) = prepare(args, &**device, stop, &order)?;
-        if matches!(order.op, Op::Send | Op::Write) {
+        let (link, memory) = prepare(args, device, stop, &order)?;
+        if matches!(order.op, Op::Send | Op::Write) || order.both && order.op == Op::Read {
             memory.buffer.write(0, &pattern(order.size));
         }
         order.memory = memory.remote();
         let mut receives = 0;
-        if order.mode == Mode::Lat && order.takes_receives() {
+        if (order.mode == Mode::Lat || order.both) && order.takes_receives() {
             receives = order.recv(&link, &memory, 0, order.receives())?;
         }
-        let param = param(&link, order.encode());
+        let param = param(order.encode(), link.qpn());
         Ok((link, (memory, receives), param))
     };
     let limit = args.side.local.timeout;
     let (mut link, (memory, receives), id, reply) =
         arrivals.connect((local, remote), limit, make)?;
     let Some(target) = decode_offer(&reply) else {
-        return Err(Failure::failed(format!("{remote} is not a server of bowline perf")));
+        return Err(Ended::Failed(format!("{remote} is not a server of bowline perf")));
     };
+    for (index, qpn) in (0..).zip(link.qpns()).skip(1) {
+        let order = Order { pairs: Pairs { index, ..order.pairs }, ..order };
+        let param = param(order.encode(), qpn);
+        arrivals.connect_further(&mut link, (local, remote), &param, limit)?;
+    }
     let mtu = device.query_qp(link.qpn()).ok().and_then(|(_, attr)| attr.path_mtu);
     let json = args.serve_options.json;
-    let found = Found { json, order: &order, mtu, device: &**device };
-    let part = memory.part(0, order.size as usize);
+    let found = Found { json, order: &order, mtu, device };
     let measured = match order.mode {
-        Mode::Bw => bandwidth(&mut link, &order, target, part).map(|(done, time)| {
-            found.bandwidth(done, time);
-            done
+        Mode::Bw => bandwidth(&mut link, &order, target, &memory).map(|(out, back)| {
+            found.bandwidth(out, back);
+            out.done
         }),
         Mode::Lat => latency(&mut link, &order, target, &memory, receives).map(|(done, times)| {
             found.latency(&times);
@@ -278,45 +375,38 @@ fn measure(args: &Args, server: &str, stop: &Stop) -> Outcome {
     if device.disconnect(id).is_ok() {
         arrivals.disconnected(id);
     }
-    Ok(checked?)
+    checked
 }
 
-/// Keeps the queue full to its depth; returns the number of completed requests and the seconds
-/// taken.
+/// Moves what is ordered; returns what this side has moved, and of both directions what the other
+/// one has.
 fn bandwidth(
     link: &mut Link<'_>,
     order: &Order,
     target: Remote,
-    part: Sge,
-) -> Result<(u64, f64), Ended> {
-    let wr = SendWr {
-        id: 0,
-        op: order.request(target),
-        sges: std::slice::from_ref(&part),
-        inline: &[],
-        flags: SendFlags::SIGNALED,
-    };
-    let wrs = vec![wr; order.depth as usize];
-    let (mut posted, mut done) = (0, 0);
-    let mut limit = order.length.limit();
-    let began = Instant::now();
-    while done < limit {
-        if let Length::Time(time) = order.length
-            && began.elapsed() >= time
-        {
-            limit = posted;
+    memory: &Memory,
+) -> Result<(Moved, Option<Moved>), Ended> {
+    let mut flow = Flow::new(link, order, target, order.part(memory));
+    let own = flow.run(link)?;
+    if !order.both {
+        return Ok((own, None));
+    }
+    let size = order.size as usize;
+    let place = Remote { addr: target.addr + u64::from(order.size), rkey: target.rkey };
+    let begins = Instant::now();
+    loop {
+        // It is written when the other side has moved all of its own.
+        if let Some(other) = flow.fetch(link, place, memory, size)? {
+            return Ok((own, Some(other)));
         }
-        let room = (u64::from(order.depth) - (posted - done)).min(limit - posted);
-        if room > 0 {
-            link.post(wrs.get(..room as usize).unwrap_or(&wrs))?;
-            posted += room;
-        }
-        if done < posted {
-            link.completion()?;
-            done += 1 + link.more();
+        let limit = match order.length {
+            Length::Time(time) => time + RESULT_WAIT,
+            Length::Count(_) => RESULT_WAIT + begins.duration_since(flow.began()),
+        };
+        if begins.elapsed() >= limit {
+            return Err(Ended::Failed("the server does not end its direction".to_owned()));
         }
     }
-    Ok((done, began.elapsed().as_secs_f64()))
 }
 
 /// Sends one request after the other. Returns their number with the warm-up, and the time of each
@@ -411,13 +501,24 @@ impl Order {
         if self.takes_receives() { (2 * u64::from(self.depth)).min(self.length.limit()) } else { 0 }
     }
 
-    /// Posts receives; returns how many.
+    /// Posts receives, to each queue pair; returns how many.
     fn recv(&self, link: &Link<'_>, memory: &Memory, id: u64, n: u64) -> Result<u64, Ended> {
         let part = (self.op == Op::Send).then(|| memory.part(0, self.size as usize));
-        for k in 0..n {
-            link.receive(id + k, part)?;
+        for qpn in link.qpns() {
+            for k in 0..n {
+                link.receive_on(qpn, id + k, part)?;
+            }
         }
         Ok(n)
+    }
+
+    /// Where messages are sent from and received. What atomics return has a place of its own, since
+    /// the other side may add to the first bytes.
+    fn part(&self, memory: &Memory) -> Sge {
+        match self.op {
+            Op::Atomic => memory.part(self.size as usize + Moved::BYTES, self.size as usize),
+            _ => memory.part(0, self.size as usize),
+        }
     }
 
     /// What the client posts.
@@ -452,17 +553,19 @@ fn prepare<'a>(
         access,
         sends: order.depth as usize + 16,
         receives: 2 * order.depth as usize + 16,
+        queue_pairs: order.pairs.count.into(),
         poll: args.side.local.poll,
         timeout: args.side.local.timeout,
     };
     let mut link = Link::new(device, stop, options)?;
-    let memory = link.memory(order.size as usize, access)?;
+    let returned = if order.op == Op::Atomic { order.size as usize } else { 0 };
+    let memory = link.memory(order.size as usize + Moved::BYTES + returned, access)?;
     Ok((link, memory))
 }
 
-fn param(link: &Link<'_>, private_data: Vec<u8>) -> ConnParam {
+fn param(private_data: Vec<u8>, qpn: Qpn) -> ConnParam {
     ConnParam {
-        qpn: link.qpn(),
+        qpn,
         private_data,
         responder_resources: READS,
         initiator_depth: READS,

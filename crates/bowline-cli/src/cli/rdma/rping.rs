@@ -25,7 +25,7 @@ use super::Ended;
 use super::arrivals::Arrivals;
 use super::link::{Link, Memory, QueuePairOptions};
 use super::local::ping_size;
-use super::serving::{ServeOptions, Side, serve_each};
+use super::serving::{ServeOptions, Side, Then, serve_each};
 use super::wire::{ADVERT, Advert, ping_data};
 use crate::cli::common::histogram::Histogram;
 
@@ -87,15 +87,15 @@ fn run_server(args: &Args, stop: &Stop) -> Outcome {
         let mut pings = None;
         let ended = serve(args, device, stop, arrivals, (id, request), &mut pings);
         // No statistics for a peer that never became a client.
-        let Some(pings) = pings else { return ended };
+        let Some(pings) = pings else { return ended.map(|()| Then::Next) };
         summary(args, "server", &request.remote.to_string(), &pings);
         match ended {
-            Ok(()) | Err(Ended::Left) if pings.count >= args.count => Ok(()),
+            Ok(()) | Err(Ended::Left) if pings.count >= args.count => Ok(Then::Next),
             Ok(()) | Err(Ended::Left) => {
                 let text = format!("left after {} of {} pings", pings.count, args.count);
                 Err(Ended::Failed(text))
             }
-            ended => ended,
+            Err(ended) => Err(ended),
         }
     })
 }
@@ -226,7 +226,9 @@ fn prepare<'a>(
 ) -> Result<(Link<'a>, Memory), Ended> {
     let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
     let (poll, timeout) = (args.side.local.poll, args.side.local.timeout);
-    let options = QueuePairOptions { access, sends: 16, receives: RECEIVES, poll, timeout };
+    let queue_pairs = 1;
+    let (sends, receives) = (16, RECEIVES);
+    let options = QueuePairOptions { access, sends, receives, queue_pairs, poll, timeout };
     let mut link = Link::new(device, stop, options)?;
     let inbox = link.memory(RECEIVES * ADVERT, Access::LOCAL_WRITE)?;
     for slot in 0..RECEIVES {

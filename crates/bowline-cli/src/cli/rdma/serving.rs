@@ -49,6 +49,15 @@ impl ServeOptions {
     }
 }
 
+/// What follows when a client was served.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Then {
+    /// Nothing of this client.
+    Next,
+    /// The client connects again, with its next order.
+    Same,
+}
+
 /// Listens, and runs `one` with each client until a stop signal or, unless `persistent`, with the
 /// first only. `word` is the name of the command.
 pub(super) fn serve_each(
@@ -56,20 +65,26 @@ pub(super) fn serve_each(
     local: &Local,
     (persistent, json): (bool, bool),
     stop: &Stop,
-    mut one: impl FnMut(&dyn Device, &Arrivals<'_>, CmId, &ConnRequest) -> Result<(), Ended>,
+    mut one: impl FnMut(&dyn Device, &Arrivals<'_>, CmId, &ConnRequest) -> Result<Then, Ended>,
 ) -> Outcome {
     let (opened, places) = local.serving()?;
     let device = &opened.device;
     let arrivals = Arrivals::new(&**device, stop);
     opened.listen(&places, json)?;
+    let mut limit = None;
     loop {
-        let (id, request) = match arrivals.request() {
+        let (id, request) = match arrivals.request(limit) {
             Err(Ended::Stopped) => return Ok(()),
             got => got?,
         };
         let text = match one(&**device, &arrivals, id, &request) {
-            Ok(()) if persistent => continue,
-            Ok(()) | Err(Ended::Stopped) => return Ok(()),
+            Ok(Then::Same) => {
+                // One that persists waits for anybody.
+                limit = (!persistent).then_some(local.timeout);
+                continue;
+            }
+            Ok(Then::Next) if persistent => continue,
+            Ok(Then::Next) | Err(Ended::Stopped) => return Ok(()),
             Err(Ended::Left) => "the client left".to_owned(),
             Err(Ended::Failed(text)) => text,
         };

@@ -91,8 +91,11 @@ pub(super) enum Mode {
 ///
 /// ```text
 /// 0 "bwpf" | 4 version | 5 op | 6 mode | 7 zero | 8 size | 12 count | 20 depth | 24 address
-/// 32 key | 36 milliseconds | 40 warm-up
+/// 32 key | 36 milliseconds | 40 warm-up | 44 number of queue pairs | 46 index | 48 client
 /// ```
+/// Version 2 has flags instead of the zero, and what is behind the warm-up: only clients that need
+/// these send it, so that a server of before refuses what it does not know.
+///
 /// All numbers are big-endian; address and key are those of the client's buffer. The milliseconds
 /// matter when the count is 0; what is behind the key need not be sent if it is 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,6 +114,27 @@ pub(super) struct Order {
     pub(super) memory: Remote,
     /// Number of messages at the start that are not measured.
     pub(super) warm_up: u32,
+    /// The queue pairs.
+    pub(super) pairs: Pairs,
+    /// The server sends, too, as many or for as long.
+    pub(super) both: bool,
+    /// Another order follows when this one has been executed.
+    pub(super) more: bool,
+}
+
+/// The queue pairs of a measurement, each of which has a connection with the same order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Pairs {
+    /// Number of them.
+    pub(super) count: u16,
+    /// Which of them the connection is, from 0.
+    pub(super) index: u16,
+    /// Random number by which those of one client are known, 0 for a single one.
+    pub(super) client: u64,
+}
+
+impl Pairs {
+    pub(super) const ONE: Self = Self { count: 1, index: 0, client: 0 };
 }
 
 /// When a measurement ends.
@@ -134,8 +158,13 @@ impl Length {
 
 const MAGIC: &[u8; 4] = b"bwpf";
 const VERSION: u8 = 1;
-/// Bytes of an [`Order`].
-const ORDER: usize = 44;
+/// Version with flags and queue pairs.
+const VERSION_MORE: u8 = 2;
+/// Bytes of an [`Order`], of the second version.
+const ORDER: usize = 56;
+/// Flags of the second version.
+const BOTH: u8 = 1;
+const MORE: u8 = 2;
 
 impl Order {
     /// Largest message.
@@ -143,13 +172,18 @@ impl Order {
     /// Most messages under way.
     pub(super) const DEPTH_MAX: u32 = 4096;
     /// Longest measurement.
+    /// Most queue pairs.
+    pub(super) const PAIRS_MAX: u16 = 64;
     pub(super) const TIME_MAX: Duration = Duration::from_secs(30 * 86_400);
 
     /// The private data.
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(ORDER);
         out.extend_from_slice(MAGIC);
-        out.extend_from_slice(&[VERSION, self.op as u8, self.mode as u8, 0]);
+        let flags = if self.both { BOTH } else { 0 } | if self.more { MORE } else { 0 };
+        let is_plain = flags == 0 && self.pairs == Pairs::ONE;
+        let version = if is_plain { VERSION } else { VERSION_MORE };
+        out.extend_from_slice(&[version, self.op as u8, self.mode as u8, flags]);
         out.extend_from_slice(&self.size.to_be_bytes());
         let (count, time) = match self.length {
             Length::Count(count) => (count, Duration::ZERO),
@@ -161,6 +195,11 @@ impl Order {
         out.extend_from_slice(&self.memory.rkey.to_be_bytes());
         out.extend_from_slice(&u32::try_from(time.as_millis()).unwrap_or(u32::MAX).to_be_bytes());
         out.extend_from_slice(&self.warm_up.to_be_bytes());
+        if !is_plain {
+            out.extend_from_slice(&self.pairs.count.to_be_bytes());
+            out.extend_from_slice(&self.pairs.index.to_be_bytes());
+            out.extend_from_slice(&self.pairs.client.to_be_bytes());
+        }
         out
     }
 
@@ -170,14 +209,15 @@ impl Order {
         if reader.take::<4>().as_ref() != Some(MAGIC) {
             return Err("not a client of bowline perf".to_owned());
         }
-        let Some([version, op, mode, _]) = reader.take::<4>() else {
+        let Some([version, op, mode, flags]) = reader.take::<4>() else {
             return Err("the request is too short".to_owned());
         };
-        if version != VERSION {
+        if ![VERSION, VERSION_MORE].contains(&version) {
             return Err(format!(
-                "unknown version {version} of the request; this side has {VERSION}"
+                "unknown version {version} of the request; this side has {VERSION} and {VERSION_MORE}"
             ));
         }
+        let flags = if version == VERSION { 0 } else { flags };
         let op = [Op::Send, Op::Write, Op::Read, Op::Atomic].into_iter().find(|o| *o as u8 == op);
         let mode = [Mode::Bw, Mode::Lat].into_iter().find(|m| *m as u8 == mode);
         let (Some(op), Some(mode)) = (op, mode) else {
@@ -194,7 +234,16 @@ impl Order {
                 0 => Length::Time(Duration::from_millis(millis.into())),
                 count => Length::Count(count),
             };
-            Some(Self { op, mode, size, length, depth, memory, warm_up })
+            let pairs = match version {
+                VERSION => Pairs::ONE,
+                _ => Pairs {
+                    count: u16::from_be_bytes(reader.take()?),
+                    index: u16::from_be_bytes(reader.take()?),
+                    client: u64::from_be_bytes(reader.take()?),
+                },
+            };
+            let (both, more) = (flags & BOTH != 0, flags & MORE != 0);
+            Some(Self { op, mode, size, length, depth, memory, warm_up, pairs, both, more })
         };
         let order = read(&mut reader).ok_or("the request is too short")?;
         order.check()?;
@@ -203,7 +252,14 @@ impl Order {
 
     /// Returns what is wrong with the order, if anything.
     pub(super) fn check(&self) -> Result<(), String> {
-        let Self { op, size, depth, length, .. } = *self;
+        let Self { op, size, depth, length, pairs, .. } = *self;
+        if pairs.count == 0 || pairs.count > Self::PAIRS_MAX || pairs.index >= pairs.count {
+            let (count, most) = (pairs.count, Self::PAIRS_MAX);
+            return Err(format!("{count} queue pairs are not between 1 and {most}"));
+        }
+        if self.mode == Mode::Lat && (self.both || pairs.count > 1) {
+            return Err("latency is measured in one direction, with one queue pair".to_owned());
+        }
         if size > Self::SIZE_MAX {
             return Err(format!("size {size} is above {}", Self::SIZE_MAX));
         }
@@ -287,13 +343,38 @@ mod tests {
     fn order() -> Order {
         let memory = Remote { addr: 0x1122_3344_5566_7788, rkey: 0x99aa_bbcc };
         let (op, mode) = (Op::Write, Mode::Lat);
-        Order { op, mode, size: 65_536, length: Length::Count(1000), depth: 16, memory, warm_up: 7 }
+        Order {
+            op,
+            mode,
+            size: 65_536,
+            length: Length::Count(1000),
+            depth: 16,
+            memory,
+            warm_up: 7,
+            pairs: Pairs::ONE,
+            both: false,
+            more: false,
+        }
+    }
+
+    #[test]
+    fn an_order_of_several_queue_pairs_and_both_directions_is_of_the_second_version() {
+        let pairs = Pairs { count: 4, index: 3, client: 0x0123_4567_89ab_cdef };
+        let wanted = Order { mode: Mode::Bw, warm_up: 0, pairs, both: true, more: true, ..order() };
+        let mut bytes = wanted.encode();
+        assert_eq!((bytes.len(), bytes[4], bytes[7]), (ORDER, 2, 3));
+        assert_eq!(Order::decode(&bytes), Ok(wanted));
+        assert!(Order::decode(&bytes[..ORDER - 1]).is_err());
+        bytes[47] = 4;
+        assert!(Order::decode(&bytes).unwrap_err().contains("queue pairs"));
+        let error = Order::decode(&Order { mode: Mode::Lat, ..wanted }.encode()).unwrap_err();
+        assert!(error.contains("one direction"), "{error}");
     }
 
     #[test]
     fn an_order_comes_out_as_it_went_in() {
         let mut bytes = order().encode();
-        assert_eq!(bytes.len(), ORDER);
+        assert_eq!((bytes.len(), bytes[4], bytes[7]), (44, 1, 0), "as all servers know it");
         bytes.resize(56, 0);
         assert_eq!(Order::decode(&bytes), Ok(order()));
         let timed = Order { length: Length::Time(Duration::from_millis(2500)), ..order() };
@@ -315,7 +396,7 @@ mod tests {
             Order::decode(&bytes).unwrap_err()
         };
         assert!(change(0, b'x').contains("not a client"));
-        assert!(change(4, 2).contains("version 2"));
+        assert!(change(4, 3).contains("version 3"));
         assert!(change(5, 9).contains("unknown"));
         assert!(change(5, Op::Atomic as u8).contains("8 bytes"));
         assert!(change(8, 0xff).contains("above"));

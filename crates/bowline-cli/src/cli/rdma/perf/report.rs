@@ -6,6 +6,7 @@ use bowline_node::log::{bytes, count};
 use bowline_verbs::{Device, Mtu, PathStats};
 use serde_json::{Map, Value, json};
 
+use super::Moved;
 use crate::cli::common::histogram::Histogram;
 use crate::cli::rdma::wire::{Length, Mode, Op, Order};
 
@@ -20,24 +21,45 @@ pub(super) struct Found<'a> {
 }
 
 impl Found<'_> {
-    /// Prints a bandwidth.
-    pub(super) fn bandwidth(&self, done: u64, seconds: f64) {
+    /// Prints the bandwidth of what this side has moved, and of both directions the other one.
+    pub(super) fn bandwidth(&self, out: Moved, back: Option<Moved>) {
         let order = self.order;
-        let rate = done as f64 / seconds;
-        let gigabytes = rate * f64::from(order.size) / 1e9;
+        let rate = |moved: &Moved| moved.done as f64 / moved.time.as_secs_f64();
+        let gigabytes = |rate: f64| rate * f64::from(order.size) / 1e9;
+        let all = rate(&out) + back.as_ref().map_or(0.0, rate);
+        let done = out.done + back.map_or(0, |back| back.done);
+        let pairs = order.pairs.count;
         if self.json {
+            let direction = |moved: &Moved| {
+                json!({
+                    "iterations": moved.done,
+                    "seconds": moved.time.as_secs_f64(),
+                    "gigabytes_per_second": gigabytes(rate(moved)),
+                })
+            };
             let mut object = self.object(done);
             object["depth"] = order.depth.into();
-            object["seconds"] = seconds.into();
-            object["gigabytes_per_second"] = gigabytes.into();
-            object["messages_per_second"] = rate.into();
+            object["queue_pairs"] = pairs.into();
+            object["seconds"] = out.time.as_secs_f64().into();
+            object["gigabytes_per_second"] = gigabytes(all).into();
+            object["messages_per_second"] = all.into();
+            if let Some(back) = &back {
+                object["outgoing"] = direction(&out);
+                object["incoming"] = direction(back);
+            }
             say!("{object}");
         } else {
+            let pairs = if pairs > 1 { format!(", {pairs} queue pairs") } else { String::new() };
+            let each = back.map_or(String::new(), |back| {
+                let [out, back] = [out, back].map(|moved| gigabytes(rate(&moved)));
+                format!(", out {out:.3} and back {back:.3} GB/s")
+            });
             say!(
-                "{}, depth {}: {gigabytes:.3} GB/s, {} messages/s",
+                "{}{pairs}, depth {}: {:.3} GB/s, {} messages/s{each}",
                 self.head(done),
                 order.depth,
-                count(rate as u64)
+                gigabytes(all),
+                count(all as u64)
             );
         }
     }
@@ -96,7 +118,11 @@ impl fmt::Display for Order {
         match self.length {
             Length::Count(n) => write!(f, "{} {op} of {size}", count(n)),
             Length::Time(time) => write!(f, "{op} of {size} for {} s", time.as_secs_f64()),
+        }?;
+        if self.pairs.count > 1 {
+            write!(f, " on {} queue pairs", self.pairs.count)?;
         }
+        f.write_str(if self.both { " in both directions" } else { "" })
     }
 }
 
