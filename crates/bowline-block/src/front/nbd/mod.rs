@@ -28,7 +28,7 @@ mod requests;
 mod status;
 #[cfg(test)]
 mod stream_checks;
-mod wire;
+pub(crate) mod wire;
 mod work;
 
 use std::fmt;

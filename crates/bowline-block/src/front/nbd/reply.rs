@@ -15,20 +15,14 @@
 //! one piece. With structured replies negotiated, successes without data remain simple replies.
 
 use super::contexts::ALLOCATION_ID;
-use super::wire::Format;
+use super::wire::{
+    DONE, ERROR, ERROR_OFFSET, Format, NONE, OFFSET_DATA, SIMPLE_MAGIC, STRUCTURED_MAGIC,
+};
 
-const SIMPLE_MAGIC: u32 = 0x6744_6698;
-const STRUCTURED_MAGIC: u32 = 0x668e_33ef;
 const EXTENDED_MAGIC: u32 = 0x6e8a_278c;
 
-/// The chunk is the last one of its reply.
-const DONE: u16 = 1;
-const NONE: u16 = 0;
-const OFFSET_DATA: u16 = 1;
 const BLOCK_STATUS: u16 = 5;
 const BLOCK_STATUS_EXT: u16 = 6;
-const ERROR: u16 = 1 << 15 | 1;
-const ERROR_OFFSET: u16 = 1 << 15 | 2;
 
 /// Longest text of an error in bytes, far below the protocol's 4096.
 const TEXT_MAX: usize = 256;

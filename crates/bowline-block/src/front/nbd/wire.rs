@@ -8,71 +8,87 @@
 use bowline_rnbd::Limits;
 
 /// First of the server's greeting: `NBDMAGIC`.
-pub(super) const GREETING: u64 = 0x4e42_444d_4147_4943;
+pub(crate) const GREETING: u64 = 0x4e42_444d_4147_4943;
 /// Second of the greeting, and first of every option: `IHAVEOPT`.
-pub(super) const OPTION: u64 = 0x4948_4156_454f_5054;
-pub(super) const OPTION_REPLY: u64 = 0x0003_e889_0455_65a9;
+pub(crate) const OPTION: u64 = 0x4948_4156_454f_5054;
+pub(crate) const OPTION_REPLY: u64 = 0x0003_e889_0455_65a9;
 
-pub(super) const FIXED_NEWSTYLE: u16 = 1;
-pub(super) const NO_ZEROES: u16 = 2;
+pub(crate) const FIXED_NEWSTYLE: u16 = 1;
+pub(crate) const NO_ZEROES: u16 = 2;
 
-pub(super) const OPT_EXPORT_NAME: u32 = 1;
-pub(super) const OPT_ABORT: u32 = 2;
-pub(super) const OPT_LIST: u32 = 3;
-pub(super) const OPT_STARTTLS: u32 = 5;
-pub(super) const OPT_INFO: u32 = 6;
-pub(super) const OPT_GO: u32 = 7;
-pub(super) const OPT_STRUCTURED_REPLY: u32 = 8;
-pub(super) const OPT_LIST_META_CONTEXT: u32 = 9;
-pub(super) const OPT_SET_META_CONTEXT: u32 = 10;
-pub(super) const OPT_EXTENDED_HEADERS: u32 = 11;
+pub(crate) const OPT_EXPORT_NAME: u32 = 1;
+pub(crate) const OPT_ABORT: u32 = 2;
+pub(crate) const OPT_LIST: u32 = 3;
+pub(crate) const OPT_STARTTLS: u32 = 5;
+pub(crate) const OPT_INFO: u32 = 6;
+pub(crate) const OPT_GO: u32 = 7;
+pub(crate) const OPT_STRUCTURED_REPLY: u32 = 8;
+pub(crate) const OPT_LIST_META_CONTEXT: u32 = 9;
+pub(crate) const OPT_SET_META_CONTEXT: u32 = 10;
+pub(crate) const OPT_EXTENDED_HEADERS: u32 = 11;
 
-pub(super) const REP_ACK: u32 = 1;
-pub(super) const REP_SERVER: u32 = 2;
-pub(super) const REP_INFO: u32 = 3;
-pub(super) const REP_META_CONTEXT: u32 = 4;
-pub(super) const REP_ERR_UNSUP: u32 = 1 << 31 | 1;
-pub(super) const REP_ERR_INVALID: u32 = 1 << 31 | 3;
-pub(super) const REP_ERR_UNKNOWN: u32 = 1 << 31 | 6;
-pub(super) const REP_ERR_TOO_BIG: u32 = 1 << 31 | 9;
-pub(super) const REP_ERR_EXT_HEADER_REQD: u32 = 1 << 31 | 10;
+pub(crate) const REP_ACK: u32 = 1;
+pub(crate) const REP_SERVER: u32 = 2;
+pub(crate) const REP_INFO: u32 = 3;
+pub(crate) const REP_META_CONTEXT: u32 = 4;
+/// What all replies that refuse an option have.
+pub(crate) const REP_ERROR: u32 = 1 << 31;
+pub(crate) const REP_ERR_UNSUP: u32 = 1 << 31 | 1;
+pub(crate) const REP_ERR_POLICY: u32 = 1 << 31 | 2;
+pub(crate) const REP_ERR_INVALID: u32 = 1 << 31 | 3;
+pub(crate) const REP_ERR_TLS_REQD: u32 = 1 << 31 | 5;
+pub(crate) const REP_ERR_UNKNOWN: u32 = 1 << 31 | 6;
+pub(crate) const REP_ERR_TOO_BIG: u32 = 1 << 31 | 9;
+pub(crate) const REP_ERR_EXT_HEADER_REQD: u32 = 1 << 31 | 10;
 
-pub(super) const INFO_EXPORT: u16 = 0;
-pub(super) const INFO_NAME: u16 = 1;
-pub(super) const INFO_BLOCK_SIZE: u16 = 3;
+pub(crate) const INFO_EXPORT: u16 = 0;
+pub(crate) const INFO_NAME: u16 = 1;
+pub(crate) const INFO_BLOCK_SIZE: u16 = 3;
 
-const HAS_FLAGS: u16 = 1;
-const READ_ONLY: u16 = 1 << 1;
-const SEND_FLUSH: u16 = 1 << 2;
-const SEND_FUA: u16 = 1 << 3;
-const SEND_TRIM: u16 = 1 << 5;
-const SEND_WRITE_ZEROES: u16 = 1 << 6;
+pub(crate) const HAS_FLAGS: u16 = 1;
+pub(crate) const READ_ONLY: u16 = 1 << 1;
+pub(crate) const SEND_FLUSH: u16 = 1 << 2;
+pub(crate) const SEND_FUA: u16 = 1 << 3;
+pub(crate) const SEND_TRIM: u16 = 1 << 5;
+pub(crate) const SEND_WRITE_ZEROES: u16 = 1 << 6;
 const SEND_DF: u16 = 1 << 7;
 const CAN_MULTI_CONN: u16 = 1 << 8;
 const SEND_CACHE: u16 = 1 << 10;
 const SEND_FAST_ZERO: u16 = 1 << 11;
 
-pub(super) const CMD_READ: u16 = 0;
-pub(super) const CMD_WRITE: u16 = 1;
-pub(super) const CMD_DISC: u16 = 2;
-pub(super) const CMD_FLUSH: u16 = 3;
-pub(super) const CMD_TRIM: u16 = 4;
-pub(super) const CMD_CACHE: u16 = 5;
-pub(super) const CMD_WRITE_ZEROES: u16 = 6;
-pub(super) const CMD_BLOCK_STATUS: u16 = 7;
+pub(crate) const CMD_READ: u16 = 0;
+pub(crate) const CMD_WRITE: u16 = 1;
+pub(crate) const CMD_DISC: u16 = 2;
+pub(crate) const CMD_FLUSH: u16 = 3;
+pub(crate) const CMD_TRIM: u16 = 4;
+pub(crate) const CMD_CACHE: u16 = 5;
+pub(crate) const CMD_WRITE_ZEROES: u16 = 6;
+pub(crate) const CMD_BLOCK_STATUS: u16 = 7;
 
-pub(super) const CMD_FLAG_FUA: u16 = 1;
-pub(super) const CMD_FLAG_NO_HOLE: u16 = 1 << 1;
-pub(super) const CMD_FLAG_DF: u16 = 1 << 2;
-pub(super) const CMD_FLAG_REQ_ONE: u16 = 1 << 3;
-pub(super) const CMD_FLAG_FAST_ZERO: u16 = 1 << 4;
-pub(super) const CMD_FLAG_PAYLOAD_LEN: u16 = 1 << 5;
+pub(crate) const CMD_FLAG_FUA: u16 = 1;
+pub(crate) const CMD_FLAG_NO_HOLE: u16 = 1 << 1;
+pub(crate) const CMD_FLAG_DF: u16 = 1 << 2;
+pub(crate) const CMD_FLAG_REQ_ONE: u16 = 1 << 3;
+pub(crate) const CMD_FLAG_FAST_ZERO: u16 = 1 << 4;
+pub(crate) const CMD_FLAG_PAYLOAD_LEN: u16 = 1 << 5;
 
-const REQUEST_MAGIC: u32 = 0x2560_9513;
+pub(crate) const REQUEST_MAGIC: u32 = 0x2560_9513;
 const EXTENDED_REQUEST_MAGIC: u32 = 0x21e4_1c71;
 
+pub(crate) const SIMPLE_MAGIC: u32 = 0x6744_6698;
+pub(crate) const STRUCTURED_MAGIC: u32 = 0x668e_33ef;
+
+/// Flag of a chunk that no other one of its reply follows.
+pub(crate) const DONE: u16 = 1;
+/// Types of chunks. Those of errors have the highest bit.
+pub(crate) const NONE: u16 = 0;
+pub(crate) const OFFSET_DATA: u16 = 1;
+pub(crate) const OFFSET_HOLE: u16 = 2;
+pub(crate) const ERROR: u16 = 1 << 15 | 1;
+pub(crate) const ERROR_OFFSET: u16 = 1 << 15 | 2;
+
 /// Most data of one request in bytes: the limit for clients that have not negotiated one.
-pub(super) const MAX_PAYLOAD: u32 = 32 << 20;
+pub(crate) const MAX_PAYLOAD: u32 = 32 << 20;
 
 /// How requests and replies look.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -87,11 +103,11 @@ pub enum Format {
 }
 
 /// Length of the longest header of a request in bytes.
-pub(super) const REQUEST_MAX: usize = Format::Extended.request_len();
+pub(crate) const REQUEST_MAX: usize = Format::Extended.request_len();
 
 impl Format {
     /// Returns the length of a request's header in bytes.
-    pub(super) const fn request_len(self) -> usize {
+    pub(crate) const fn request_len(self) -> usize {
         match self {
             Self::Simple | Self::Structured => 28,
             Self::Extended => 32,
@@ -109,7 +125,7 @@ pub struct Session {
 }
 
 /// Returns the transmission flags of an export. [NB-53]
-pub(super) fn transmission_flags(limits: &Limits, session: Session) -> u16 {
+pub(crate) fn transmission_flags(limits: &Limits, session: Session) -> u16 {
     // Flushes act on the disk, so they cover the writes of all connections.
     let mut flags = HAS_FLAGS | CAN_MULTI_CONN | SEND_CACHE;
     let can_zero = limits.max_write_zeroes > 0 && !limits.read_only;
@@ -128,17 +144,17 @@ pub(super) fn transmission_flags(limits: &Limits, session: Session) -> u16 {
 
 /// A request, without its data.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) struct Request {
-    pub(super) flags: u16,
-    pub(super) command: u16,
-    pub(super) cookie: u64,
-    pub(super) offset: u64,
-    pub(super) len: u64,
+pub(crate) struct Request {
+    pub(crate) flags: u16,
+    pub(crate) command: u16,
+    pub(crate) cookie: u64,
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
 }
 
 impl Request {
     /// Parses a request. `None` if the magic is wrong: the stream cannot be parsed any further.
-    pub(super) fn parse(format: Format, bytes: &[u8]) -> Option<Self> {
+    pub(crate) fn parse(format: Format, bytes: &[u8]) -> Option<Self> {
         let mut at = Fields(bytes);
         let magic = at.u32()?;
         let (flags, command) = (at.u16()?, at.u16()?);
@@ -151,7 +167,7 @@ impl Request {
     }
 
     /// Returns how many bytes of data follow the header.
-    pub(super) const fn payload(&self, format: Format) -> u64 {
+    pub(crate) const fn payload(&self, format: Format) -> u64 {
         let has_data = match format {
             Format::Simple | Format::Structured => self.command == CMD_WRITE,
             Format::Extended => self.flags & CMD_FLAG_PAYLOAD_LEN != 0,
@@ -160,17 +176,17 @@ impl Request {
     }
 }
 
-pub(super) const EPERM: u32 = 1;
-pub(super) const EIO: u32 = 5;
-pub(super) const ENOMEM: u32 = 12;
-pub(super) const EINVAL: u32 = 22;
-pub(super) const ENOSPC: u32 = 28;
-pub(super) const ENOTSUP: u32 = 95;
-pub(super) const ESHUTDOWN: u32 = 108;
+pub(crate) const EPERM: u32 = 1;
+pub(crate) const EIO: u32 = 5;
+pub(crate) const ENOMEM: u32 = 12;
+pub(crate) const EINVAL: u32 = 22;
+pub(crate) const ENOSPC: u32 = 28;
+pub(crate) const ENOTSUP: u32 = 95;
+pub(crate) const ESHUTDOWN: u32 = 108;
 
 /// Converts an errno of a disk, which is negative, to an NBD error number. EOVERFLOW and ENOTSUP
 /// are not among the results: in NBD they are answers to flags of requests.
-pub(super) fn error_number(errno: i32) -> u32 {
+pub(crate) fn error_number(errno: i32) -> u32 {
     match -errno {
         libc::EPERM | libc::EACCES | libc::EROFS => EPERM,
         libc::ENOMEM => ENOMEM,
@@ -182,24 +198,24 @@ pub(super) fn error_number(errno: i32) -> u32 {
 }
 
 /// Reads numbers from a message.
-pub(super) struct Fields<'a>(pub(super) &'a [u8]);
+pub(crate) struct Fields<'a>(pub(crate) &'a [u8]);
 
 impl<'a> Fields<'a> {
-    pub(super) fn bytes(&mut self, n: usize) -> Option<&'a [u8]> {
+    pub(crate) fn bytes(&mut self, n: usize) -> Option<&'a [u8]> {
         let (head, rest) = self.0.split_at_checked(n)?;
         self.0 = rest;
         Some(head)
     }
 
-    pub(super) fn u16(&mut self) -> Option<u16> {
+    pub(crate) fn u16(&mut self) -> Option<u16> {
         self.bytes(2)?.try_into().ok().map(u16::from_be_bytes)
     }
 
-    pub(super) fn u32(&mut self) -> Option<u32> {
+    pub(crate) fn u32(&mut self) -> Option<u32> {
         self.bytes(4)?.try_into().ok().map(u32::from_be_bytes)
     }
 
-    pub(super) fn u64(&mut self) -> Option<u64> {
+    pub(crate) fn u64(&mut self) -> Option<u64> {
         self.bytes(8)?.try_into().ok().map(u64::from_be_bytes)
     }
 }
