@@ -10,8 +10,10 @@
 //! ```
 
 mod file;
+mod filter;
 mod job;
 mod memory;
+mod nbd;
 mod null;
 mod pages;
 mod pool;
@@ -26,6 +28,9 @@ use std::sync::Arc;
 
 use bowline_rnbd::{Errno, IoOp, Limits};
 use bowline_verbs::{Buffer, Mem, catch_callback_panic};
+
+pub use filter::{Filters, filtered};
+pub use nbd::NbdUri;
 
 use crate::device::{Allocation, Extent};
 
@@ -254,6 +259,17 @@ pub enum BackendSpec {
         /// size.
         direct: bool,
     },
+    /// An export of an NBD server, which is connected now, and again whenever the connection is
+    /// lost. Its limits are those of the server.
+    Nbd {
+        /// Where it is.
+        uri: NbdUri,
+        /// Nothing may be written.
+        read_only: bool,
+        /// Bytes of a logical block: a power of two from 512 to 4096. An export that has larger
+        /// ones keeps its own.
+        block: u32,
+    },
 }
 
 /// Opens a store.
@@ -273,6 +289,7 @@ pub fn open(spec: BackendSpec) -> io::Result<Arc<dyn Backend>> {
             check_block(block)?;
             Ok(Arc::new(file::File::new(fd, read_only, block, direct)?))
         }
+        BackendSpec::Nbd { uri, read_only, block } => nbd::open(uri, read_only, block),
     }
 }
 

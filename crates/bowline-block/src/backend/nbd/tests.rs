@@ -1,0 +1,328 @@
+//! The store against the front end of this crate, and against servers that misbehave.
+
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, channel};
+
+use bowline_verbs::Buffer;
+
+use super::*;
+use crate::backend::{BackendSpec, open};
+use crate::front::nbd::{self, NbdOptions, NbdServer};
+use crate::sync::{self, Durable};
+use crate::{BlockDevice, LocalDevice};
+
+/// A folder of one test.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let name = format!("bowline-nbd-store-{name}-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        std::fs::create_dir(&path).unwrap();
+        Self(path)
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.0.join("nbd")
+    }
+
+    fn uri(&self, export: &str) -> NbdUri {
+        let socket = self.socket().display().to_string();
+        format!("nbd+unix:///{export}?socket={socket}").parse().unwrap()
+    }
+
+    /// A store of 8 MiB with a cache.
+    fn store(&self) -> Arc<dyn Backend> {
+        let path = self.0.join("store");
+        let mut options = std::fs::OpenOptions::new();
+        let file = options.read(true).write(true).create(true).truncate(false).open(path).unwrap();
+        file.set_len(8 << 20).unwrap();
+        let fd = file.into();
+        open(BackendSpec::File { fd, read_only: false, block: 512, direct: false }).unwrap()
+    }
+
+    fn serve(&self, backend: Arc<dyn Backend>) -> NbdServer {
+        let disk = LocalDevice::new("disk", backend);
+        nbd::serve(disk, &self.socket(), NbdOptions::default()).unwrap()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+const TIMES: Times = Times {
+    connect: Duration::from_secs(10),
+    patience: Duration::from_secs(30),
+    silence: Duration::from_secs(30),
+};
+
+fn disk(uri: NbdUri, times: Times) -> Arc<LocalDevice> {
+    LocalDevice::new("disk", Arc::new(Nbd::with(uri, false, 512, times).unwrap()))
+}
+
+#[test]
+fn a_disk_of_an_nbd_server_is_as_its_own() {
+    let folder = Folder::new("whole");
+    let server = folder.serve(folder.store());
+    let disk = disk(folder.uri("disk"), TIMES);
+    let limits = disk.limits();
+    assert_eq!((limits.bytes, limits.logical, limits.max_io), (8 << 20, 512, 32 << 20));
+    assert!(limits.write_cache && limits.fua && !limits.read_only);
+    assert!(limits.discard.is_some() && limits.max_write_zeroes > 0);
+    let data: Vec<u8> = (0..3 << 20).map(|n: u32| (n.wrapping_mul(31) ^ (n >> 8)) as u8).collect();
+    sync::write_at(&*disk, 1 << 20, &data, Durable::Later).unwrap();
+    sync::flush(&*disk).unwrap();
+    sync::write_zeroes(&*disk, 2 << 20, 4096).unwrap();
+    sync::discard(&*disk, 3 << 20, 4096).unwrap();
+    sync::write_at(&*disk, 512, &[5; 512], Durable::Now).unwrap();
+    let mut wanted = data;
+    wanted[1 << 20..][..4096].fill(0);
+    wanted[2 << 20..][..4096].fill(0);
+    let mut out = vec![1; 3 << 20];
+    sync::read_at(&*disk, 1 << 20, &mut out).unwrap();
+    assert!(out == wanted);
+    // Beyond the end nothing is asked of the server.
+    let beyond = sync::write_at(&*disk, 8 << 20, &[0; 512], Durable::Later);
+    assert_eq!(beyond, Err(Errno::EIO));
+    drop(disk);
+    drop(server);
+}
+
+/// A callback, and what it is called with.
+fn answers() -> (Arc<dyn BackendDone>, Receiver<BackendResult>) {
+    struct Answers(Mutex<std::sync::mpsc::Sender<BackendResult>>);
+    impl BackendDone for Answers {
+        fn done(&self, results: &[BackendResult]) {
+            let sender = self.0.lock().unwrap();
+            results.iter().for_each(|result| sender.send(*result).unwrap());
+        }
+    }
+    let (sender, results) = channel();
+    (Arc::new(Answers(Mutex::new(sender))), results)
+}
+
+#[test]
+fn many_requests_are_in_flight_and_long_ones_are_split() {
+    let folder = Folder::new("many");
+    let bytes = 48_u32 << 20;
+    let memory = open(BackendSpec::Memory { bytes: bytes.into(), block: 512 }).unwrap();
+    let _server = folder.serve(memory);
+    let nbd = Nbd::with(folder.uri(""), false, 512, TIMES).unwrap();
+    let (done, results) = answers();
+    let buffer = Arc::new(Buffer::new(bytes as usize).unwrap());
+    let io = |token: u64, op, offset: u32, len: u32| {
+        let (buffer, at) = (Arc::clone(&buffer), offset as usize);
+        let mem = Some(Mem { buffer, offset: at, len: len as usize });
+        BackendIo { mem, ..BackendIo::new(token, op, offset.into(), len) }
+    };
+    let all = |requests: &mut Vec<BackendIo>| {
+        let mut tokens: Vec<u64> = requests.iter().map(|io| io.token).collect();
+        nbd.submit(requests, &done);
+        let mut ended: Vec<u64> = tokens
+            .iter()
+            .map(|_| {
+                let result = results.recv_timeout(Duration::from_secs(60)).unwrap();
+                assert_eq!((result.errno, result.direct), (0, None));
+                result.token
+            })
+            .collect();
+        ended.sort_unstable();
+        tokens.sort_unstable();
+        assert_eq!(ended, tokens);
+    };
+    let places = || (0..bytes).step_by(96 << 10);
+    for at in places() {
+        buffer.write(at as usize, &at.to_le_bytes());
+    }
+    all(&mut places().map(|at| io(at.into(), IoOp::Write, at, 96 << 10)).collect());
+    buffer.clear(0, bytes as usize);
+    // More than the server takes at once.
+    all(&mut vec![io(1, IoOp::Read, 0, bytes)]);
+    for at in places() {
+        let mut found = [0; 4];
+        buffer.read(at as usize, &mut found);
+        assert_eq!(found, at.to_le_bytes());
+    }
+}
+
+#[test]
+fn requests_wait_for_a_server_that_is_started_again() {
+    // tests [NB-77]
+    let folder = Folder::new("again");
+    let server = folder.serve(folder.store());
+    let disk = disk(folder.uri(""), TIMES);
+    sync::write_at(&*disk, 0, &[1; 512], Durable::Later).unwrap();
+    sync::flush(&*disk).unwrap();
+    drop(server);
+    let writer = Arc::clone(&disk);
+    let written = thread::spawn(move || sync::write_at(&*writer, 512, &[2; 512], Durable::Now));
+    thread::sleep(Duration::from_millis(300));
+    assert!(!written.is_finished());
+    let server = folder.serve(folder.store());
+    assert_eq!(written.join().unwrap(), Ok(()));
+    // All was durable when the server went, so nothing was lost.
+    assert_eq!(sync::flush(&*disk), Ok(()));
+    let mut out = [0; 1024];
+    sync::read_at(&*disk, 0, &mut out).unwrap();
+    assert_eq!((out[0], out[512]), (1, 2));
+
+    // What was written since is perhaps lost with the server: that is said, once.
+    sync::write_at(&*disk, 1024, &[3; 512], Durable::Later).unwrap();
+    drop(server);
+    let _server = folder.serve(folder.store());
+    assert_eq!(sync::flush(&*disk), Err(Errno::EIO));
+    assert_eq!(sync::flush(&*disk), Ok(()));
+}
+
+#[test]
+fn a_server_that_stays_away_fails_requests_until_it_is_back() {
+    // tests [NB-77]
+    let folder = Folder::new("away");
+    let server = folder.serve(folder.store());
+    let disk = disk(folder.uri(""), Times { patience: Duration::from_millis(200), ..TIMES });
+    drop(server);
+    let mut out = [0; 512];
+    assert_eq!(sync::read_at(&*disk, 0, &mut out), Err(Errno::ENOLINK));
+    let began = Instant::now();
+    assert_eq!(sync::read_at(&*disk, 0, &mut out), Err(Errno::ENOLINK));
+    assert!(began.elapsed() < TIMES.patience);
+    let _server = folder.serve(folder.store());
+    let began = Instant::now();
+    while sync::read_at(&*disk, 0, &mut out) != Ok(()) {
+        assert!(began.elapsed() < Duration::from_secs(60), "it does not come back");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A server that is right up to the first request, of which it has simple replies; `serve` gets
+/// each connection, and its number.
+fn scripted(
+    folder: &Folder,
+    mut serve: impl FnMut(&mut std::os::unix::net::UnixStream, usize) + Send + 'static,
+) {
+    let listener = UnixListener::bind(folder.socket()).unwrap();
+    thread::spawn(move || {
+        for (number, stream) in listener.incoming().enumerate() {
+            let mut stream = stream.unwrap();
+            stream.write_all(b"NBDMAGICIHAVEOPT\0\x03").unwrap();
+            stream.read_exact(&mut [0; 4 + 16]).unwrap();
+            let reply = |option: u32, kind: u32, data: &[u8]| {
+                let len = data.len() as u32;
+                let numbers = [option, kind, len].map(u32::to_be_bytes).concat();
+                [&wire::OPTION_REPLY.to_be_bytes()[..], &numbers, data].concat()
+            };
+            stream.write_all(&reply(8, wire::REP_ERR_UNSUP, b"")).unwrap();
+            // An option with a name of no bytes, and one wish.
+            stream.read_exact(&mut [0; 16 + 8]).unwrap();
+            let flags = wire::HAS_FLAGS | wire::SEND_FLUSH;
+            let export = [&[0, 0][..], &(1_u64 << 20).to_be_bytes(), &flags.to_be_bytes()].concat();
+            stream.write_all(&reply(7, wire::REP_INFO, &export)).unwrap();
+            stream.write_all(&reply(7, wire::REP_ACK, b"")).unwrap();
+            serve(&mut stream, number);
+        }
+    });
+}
+
+/// Reads a request without data; returns its cookie.
+fn request_of(stream: &mut std::os::unix::net::UnixStream) -> Option<[u8; 8]> {
+    let mut request = [0; 28];
+    stream.read_exact(&mut request).ok()?;
+    request[8..16].try_into().ok()
+}
+
+fn simple(error: u32, cookie: [u8; 8]) -> Vec<u8> {
+    [&wire::SIMPLE_MAGIC.to_be_bytes()[..], &error.to_be_bytes(), &cookie].concat()
+}
+
+fn count(numbers: &Receiver<usize>) -> usize {
+    numbers.try_iter().count()
+}
+
+#[test]
+fn a_server_that_answers_nothing_is_left_and_asked_nothing_twice() {
+    // tests [NB-77]
+    let folder = Folder::new("silent");
+    let (sender, numbers) = channel();
+    scripted(&folder, move |stream, number| {
+        while let Some(cookie) = request_of(stream) {
+            sender.send(number).unwrap();
+            if number > 0 {
+                stream.write_all(&simple(0, cookie)).unwrap();
+            }
+        }
+    });
+    let disk = disk(folder.uri(""), Times { silence: Duration::from_millis(100), ..TIMES });
+    assert_eq!(sync::flush(&*disk), Err(Errno::ETIMEDOUT));
+    assert_eq!(count(&numbers), 1);
+    assert_eq!(sync::flush(&*disk), Ok(()));
+}
+
+#[test]
+fn a_server_that_breaks_the_rules_again_and_again_fails_what_it_was_asked() {
+    let folder = Folder::new("wrong");
+    let (sender, numbers) = channel();
+    scripted(&folder, move |stream, number| {
+        if let Some(mut cookie) = request_of(stream) {
+            sender.send(number).unwrap();
+            cookie[0] ^= 1;
+            stream.write_all(&simple(0, cookie)).unwrap();
+            // Until the client leaves.
+            let _ = stream.read(&mut [0]);
+        }
+    });
+    let disk = disk(folder.uri(""), TIMES);
+    assert_eq!(sync::flush(&*disk), Err(Errno::EIO));
+    assert_eq!(count(&numbers), 4);
+}
+
+#[test]
+fn a_server_that_shuts_down_leaves_requests_to_the_next_one() {
+    let folder = Folder::new("shutdown");
+    scripted(&folder, move |stream, number| {
+        while let Some(cookie) = request_of(stream) {
+            let error = if number == 0 { wire::ESHUTDOWN } else { 0 };
+            stream.write_all(&simple(error, cookie)).unwrap();
+        }
+    });
+    assert_eq!(sync::flush(&*disk(folder.uri(""), TIMES)), Ok(()));
+}
+
+#[test]
+fn what_no_server_has_answered_fails_at_the_end() {
+    let folder = Folder::new("end");
+    let (sender, asked) = channel();
+    scripted(&folder, move |stream, _| {
+        while request_of(stream).is_some() {
+            sender.send(()).unwrap();
+        }
+    });
+    let nbd = Nbd::with(folder.uri(""), false, 512, TIMES).unwrap();
+    let (done, results) = answers();
+    nbd.submit(&mut vec![BackendIo::new(7, IoOp::Flush, 0, 0)], &done);
+    asked.recv_timeout(Duration::from_secs(60)).unwrap();
+    let began = Instant::now();
+    drop(nbd);
+    assert!(began.elapsed() < TIMES.silence);
+    let result = results.try_recv().unwrap();
+    assert_eq!((result.token, result.errno), (7, Errno::EIO.neg()));
+}
+
+#[test]
+fn servers_that_have_no_such_export_or_are_not_there_say_so() {
+    let folder = Folder::new("none");
+    let failed = |uri: NbdUri| open(BackendSpec::Nbd { uri, read_only: false, block: 512 });
+    let kind = |uri| failed(uri).err().map(|error| error.kind());
+    assert_eq!(kind(folder.uri("")), Some(ErrorKind::NotFound));
+    let _server = folder.serve(folder.store());
+    let error = failed(folder.uri("other")).err().unwrap().to_string();
+    assert!(error.contains("no export \"other\""), "{error}");
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let place = listener.local_addr().unwrap();
+    drop(listener);
+    let uri = format!("nbd://{place}/").parse().unwrap();
+    assert_eq!(kind(uri), Some(ErrorKind::ConnectionRefused));
+}
