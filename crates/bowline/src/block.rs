@@ -10,7 +10,8 @@ pub use bowline_rnbd::{Discard, IoOp, Limits};
 /// program.
 pub mod backend {
     pub use bowline_block::backend::{
-        Backend, BackendDone, BackendIo, BackendResult, BackendSpec, answer, open,
+        Backend, BackendDone, BackendIo, BackendResult, BackendSpec, Filters, NbdUri, answer,
+        filtered, open,
     };
 }
 

@@ -2,12 +2,13 @@
 //! configuration of a node, and of the command that adds one.
 
 use std::{
-    fs,
+    fs, io,
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 
-use bowline_block::backend::{self, BackendSpec};
+use bowline_block::backend::{self, Backend, BackendSpec, Filters, NbdUri};
 use bowline_rnbd_driver::server::{Exports, FileOptions, Grant, ServerConfig};
 use bowline_rtrs_driver::{
     Geometry, HbConfig,
@@ -17,7 +18,7 @@ use serde::{Deserialize, Deserializer, de::Error as _};
 
 use super::{
     Trouble,
-    values::{allowed, block, granted, positive},
+    values::{allowed, block, filter, granted, positive},
 };
 use crate::{
     Failure, Outcome,
@@ -43,6 +44,8 @@ pub struct Export {
     pub file: Option<PathBuf>,
     /// A folder of which every file is an export; it has no name.
     pub dir: Option<PathBuf>,
+    /// The address of an export of an NBD server, which is exported.
+    pub nbd_backend: Option<String>,
     /// No client may write.
     pub ro: bool,
     /// Go through the page cache of files.
@@ -52,6 +55,8 @@ pub struct Export {
     pub block: u32,
     /// Who may open it: `MODE[@SESSION]`, of a folder's file `EXPORT=MODE[@SESSION]`.
     pub grant: Vec<String>,
+    /// Faults and limits for tests, as `error=1%` and `delay-read=5ms`.
+    pub filter: Vec<String>,
 }
 
 impl Default for Export {
@@ -61,10 +66,12 @@ impl Default for Export {
             memory: None,
             file: None,
             dir: None,
+            nbd_backend: None,
             ro: false,
             buffered: false,
             block: BLOCK,
             grant: Vec::new(),
+            filter: Vec::new(),
         }
     }
 }
@@ -96,6 +103,7 @@ impl Export {
             (self.memory.is_some(), "memory"),
             (self.file.is_some(), "file"),
             (self.dir.is_some(), "dir"),
+            (self.nbd_backend.is_some(), "nbd-backend"),
         ];
         let mut kinds = given.iter().filter(|(given, _)| *given).map(|(_, key)| *key);
         if let (Some(one), Some(other)) = (kinds.next(), kinds.next()) {
@@ -108,13 +116,17 @@ impl Export {
             (None, None) => return Err("a name is missing".to_owned()),
         };
         let block = self.block;
-        match (self.memory, &self.file, name) {
-            (Some(bytes), _, Some(name)) if bytes < u64::from(block) => {
+        match (self.memory, &self.file, &self.nbd_backend, name) {
+            (Some(bytes), _, _, Some(name)) if bytes < u64::from(block) => {
                 return Err(format!("{name} of {bytes} bytes is less than a block of {block}"));
             }
-            (None, None, Some(_)) => return Err("file or memory is missing".to_owned()),
+            (None, None, None, Some(_)) => {
+                return Err("file, memory or nbd-backend is missing".to_owned());
+            }
             _ => {}
         }
+        self.uri()?;
+        self.filters()?;
         let all = self.grant.iter().map(|text| match name {
             Some(name) => granted(&format!("{name}={text}")),
             None => granted(text),
@@ -122,11 +134,54 @@ impl Export {
         all.collect()
     }
 
+    fn uri(&self) -> Result<Option<NbdUri>, String> {
+        self.nbd_backend.as_deref().map(str::parse).transpose()
+    }
+
+    fn filters(&self) -> Result<Filters, String> {
+        let mut filters = Filters::default();
+        self.filter.iter().try_for_each(|text| filter(text, &mut filters))?;
+        Ok(filters)
+    }
+
+    /// Connects to the NBD server behind the export, if it has one: that takes a while.
+    pub fn connect(&self) -> Result<Option<Arc<dyn Backend>>, Trouble> {
+        let mistake = |text| Trouble::new(text, bowline_ctl::Errno::EINVAL);
+        let Some(uri) = self.uri().map_err(mistake)? else { return Ok(None) };
+        let spec = BackendSpec::Nbd { uri, read_only: self.ro, block: self.block };
+        let opened = backend::open(spec).map_err(|error| {
+            let uri = self.nbd_backend.as_deref().unwrap_or_default();
+            // A server of one client at a time accepts no other one.
+            let busy = match error.kind() {
+                io::ErrorKind::TimedOut => {
+                    " (does it serve one client at a time, as qemu-nbd without --shared?)"
+                }
+                _ => "",
+            };
+            Trouble::io(format!("NBD server {uri}: {error}{busy}"), &error)
+        });
+        opened.map(Some)
+    }
+
     /// Opens the storage, and adds the export with its grants.
     pub fn add_to(&self, exports: &mut Exports) -> Result<(), Trouble> {
+        self.add_connected(self.connect()?, exports)
+    }
+
+    /// As [`add_to`](Self::add_to), after [`connect`](Self::connect).
+    pub fn add_connected(
+        &self,
+        connected: Option<Arc<dyn Backend>>,
+        exports: &mut Exports,
+    ) -> Result<(), Trouble> {
+        let mistake = |text| Trouble::new(text, bowline_ctl::Errno::EINVAL);
+        exports.set_filters(self.filters().map_err(mistake)?);
         let (ro, block) = (self.ro, self.block);
         let options = FileOptions { read_only: ro, block, direct: !self.buffered };
         let name = self.name.as_deref().unwrap_or_default();
+        if let Some(backend) = connected {
+            exports.backend(name, backend)?;
+        }
         match (self.memory, &self.file, &self.dir) {
             (Some(bytes), ..) => {
                 let backend = backend::open(BackendSpec::Memory { bytes, block })
@@ -140,8 +195,7 @@ impl Export {
             (_, _, Some(dir)) => exports.directory(dir, options)?,
             _ => {}
         }
-        let grants = self.grants().map_err(|text| Trouble::new(text, bowline_ctl::Errno::EINVAL));
-        for grant in grants? {
+        for grant in self.grants().map_err(mistake)? {
             exports.grant(grant)?;
         }
         Ok(())
@@ -239,9 +293,26 @@ impl ServingConfig {
 mod tests {
     use super::*;
 
+    fn parsed(words: &str) -> Result<Export, String> {
+        Export::of_words(words)
+    }
+
+    #[test]
+    fn filters_are_as_said() {
+        let filters = |words: &str| parsed(words)?.filters();
+        let words = "name=a memory=4k filter=error=0.5%,seed=7 filter=delay-write=20ms,rate=10m/s";
+        let mut wanted = Filters::default();
+        (wanted.errors, wanted.seed) = (5000, 7);
+        wanted.delay_write = Duration::from_millis(20);
+        wanted.rate = std::num::NonZeroU64::new(10 << 20);
+        assert_eq!(filters(words), Ok(wanted));
+        assert_eq!(filters("name=a memory=4k filter=error=0.25").map(|f| f.errors), Ok(250_000));
+        assert_eq!(filters("name=a memory=4k"), Ok(Filters::default()));
+    }
+
     #[test]
     fn an_export_has_one_storage_and_a_name_unless_it_is_a_folder() {
-        let grants = |words: &str| Export::of_words(words)?.grants();
+        let grants = |words: &str| parsed(words)?.grants();
         let found = grants("name=a file=/srv/a grant=ro grant=rw@x").unwrap();
         assert_eq!((found.len(), found[1].export.as_str()), (2, "a"));
         assert_eq!(grants("dir=/srv grant=b=ro").unwrap()[0].export, "b");
@@ -249,7 +320,12 @@ mod tests {
         for (words, wanted) in [
             ("", "a name is missing"),
             ("memory=4096", "a name is missing"),
-            ("name=a", "file or memory is missing"),
+            ("name=a", "file, memory or nbd-backend is missing"),
+            ("name=a nbd-backend=x", "is not nbd://"),
+            ("name=a nbd-backend=nbd://host/x file=b", "cannot be used with"),
+            ("name=a memory=4096 filter=error=2", "is not a rate from 0 to 1"),
+            ("name=a memory=4096 filter=delay=1", "is not error=RATE"),
+            ("name=a memory=4096 filter=rate=0", "nothing passes"),
             ("name=a memory=511", "a of 511 bytes is less than a block of 512"),
             ("name=a file=b memory=1", "cannot be used with"),
             ("name=a dir=b", "cannot be used with"),

@@ -118,9 +118,13 @@ impl Served {
         exports.iter().find(|export| export.name.as_deref() == Some(name))?.whole()
     }
 
-    /// Returns the file or device behind an export, if it has one.
+    /// Returns the file, the device or the NBD server behind an export, if it has one.
     fn place(&self, name: &str) -> Option<String> {
         let exports = lock(&self.exports);
+        let named = exports.iter().find(|export| export.name.as_deref() == Some(name));
+        if let Some(uri) = named.and_then(|export| export.nbd_backend.clone()) {
+            return Some(uri);
+        }
         let file = match exports.iter().find(|export| export.name.as_deref() == Some(name)) {
             Some(export) => export.file.clone()?,
             None => exports.iter().find_map(|export| export.dir.clone())?.join(name),
@@ -136,7 +140,9 @@ impl Served {
     /// Adds an export, and prints a line for it.
     pub fn add(&self, export: Export) -> Result<(), Trouble> {
         self.is_changed.store(true, Ordering::Relaxed);
-        self.server.add(|exports| export.add_to(exports))?;
+        // Before opens of other exports wait for it.
+        let connected = export.connect()?;
+        self.server.add(|exports| export.add_connected(connected, exports))?;
         let name = export.name.clone();
         lock(&self.exports).push(export);
         let all = rnbd_tree::Exports::exports(&*self.server);

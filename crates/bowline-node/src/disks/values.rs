@@ -1,13 +1,14 @@
 //! Parsers of values of disks, which the options of commands and the configuration share.
 
-use std::net::IpAddr;
+use std::{net::IpAddr, num::NonZeroU64};
 
+use bowline_block::backend::Filters;
 use bowline_rnbd::client::Outage;
 use bowline_rnbd_driver::server::Grant;
 use bowline_rtrs_driver::{Policy, client::ReadKeys, server::AllowRule};
 use bowline_wire::rnbd::Access;
 
-use crate::values::{number32, some_time};
+use crate::values::{interval, number, number32, some_time};
 
 /// Parses an access mode.
 pub fn access(text: &str) -> Result<Access, String> {
@@ -70,6 +71,45 @@ pub fn granted(text: &str) -> Result<Grant, String> {
         return Err(bad());
     }
     Ok(Grant { export: export.to_owned(), max_access: most, session })
+}
+
+/// Parts of a million.
+const MILLION: f64 = 1e6;
+
+/// Changes filters as a text says it, which is one or more of `error=RATE`, `seed=NUMBER`,
+/// `delay-read=TIME`, `delay-write=TIME` and `rate=BYTES`, with commas in between.
+pub fn filter(text: &str, filters: &mut Filters) -> Result<(), String> {
+    for part in text.split(',') {
+        let bad = || {
+            format!(
+                "\"{part}\" is not error=RATE, seed=NUMBER, delay-read=TIME, delay-write=TIME or \
+                 rate=BYTES/s"
+            )
+        };
+        let (key, value) = part.split_once('=').ok_or_else(bad)?;
+        match key {
+            "error" => filters.errors = rate(value)?,
+            "seed" => filters.seed = number(value)?,
+            "delay-read" => filters.delay_read = interval(value)?,
+            "delay-write" => filters.delay_write = interval(value)?,
+            "rate" => {
+                let bytes = number(value.strip_suffix("/s").unwrap_or(value))?;
+                filters.rate = Some(NonZeroU64::new(bytes).ok_or("a rate of 0: nothing passes")?);
+            }
+            _ => return Err(bad()),
+        }
+    }
+    Ok(())
+}
+
+/// Parses how much of everything fails: `1%`, or a part of one, as `0.01`.
+fn rate(text: &str) -> Result<u32, String> {
+    let (digits, scale) = text.strip_suffix('%').map_or((text, 1.0), |digits| (digits, 100.0));
+    let part = digits.parse::<f64>().ok().map(|part| part / scale);
+    let part = part.filter(|part| (0.0..=1.0).contains(part));
+    let part =
+        part.ok_or_else(|| format!("\"{text}\" is not a rate from 0 to 1, or 0% to 100%"))?;
+    Ok((part * MILLION).round() as u32)
 }
 
 /// Parses a block size.

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use bowline_block::backend::{self, Backend, BackendSpec};
+use bowline_block::backend::{self, Backend, BackendSpec, Filters, filtered};
 use bowline_rnbd::{Errno, Failures};
 use bowline_rtrs::server::name_fits;
 use bowline_wire::rnbd::{Access, NAME_MAX};
@@ -129,6 +129,7 @@ struct Directory {
     root: OwnedFd,
     by_session: bool,
     options: FileOptions,
+    filters: Filters,
 }
 
 /// The result of a lookup.
@@ -144,7 +145,7 @@ pub(super) enum Store {
     /// Storage that is open already.
     Open(Arc<dyn Backend>),
     /// A file that was just opened.
-    File(OwnedFd, FileOptions),
+    File(OwnedFd, FileOptions, Filters),
 }
 
 impl Store {
@@ -152,9 +153,10 @@ impl Store {
     pub(super) fn backend(self, read_only: bool) -> Result<Arc<dyn Backend>, Errno> {
         match self {
             Self::Open(backend) => Ok(backend),
-            Self::File(fd, FileOptions { block, direct, .. }) => {
+            Self::File(fd, FileOptions { block, direct, .. }, filters) => {
                 let spec = BackendSpec::File { fd, read_only, block, direct };
-                backend::open(spec).map_err(|error| Errno::of(&error))
+                let backend = backend::open(spec).map_err(|error| Errno::of(&error))?;
+                filtered(backend, filters).map_err(|error| Errno::of(&error))
             }
         }
     }
@@ -167,6 +169,8 @@ pub struct Exports {
     directory: Option<Arc<Directory>>,
     grants: Vec<Grant>,
     numbers: u64,
+    /// Of exports that are added.
+    filters: Filters,
 }
 
 impl fmt::Debug for Exports {
@@ -183,6 +187,12 @@ impl Exports {
     /// Makes an empty set of exports.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Puts filters in front of the storage of all exports that are added from now on, for tests of
+    /// who uses them.
+    pub fn set_filters(&mut self, filters: Filters) {
+        self.filters = filters;
     }
 
     /// Exports memory: zero at first, lost when the server ends.
@@ -205,6 +215,8 @@ impl Exports {
     /// # Errors
     /// `EEXIST` for a name in use, `EINVAL` for a name that cannot be sent.
     pub fn backend(&mut self, name: &str, backend: Arc<dyn Backend>) -> Result<(), Error> {
+        let failed = |error| Error::io(format!("filters of export {name}"), &error);
+        let backend = filtered(backend, self.filters).map_err(failed)?;
         self.numbers += 1;
         let identity = Identity::Store(self.numbers);
         self.add(name, Entry { backend, identity, read_only: false, path: None })
@@ -234,7 +246,7 @@ impl Exports {
         let fd = fd.map_err(|errno| Error::io(what(), &errno.into()))?;
         let identity = identity(&fd).map_err(|errno| Error::new(what(), errno))?;
         let read_only = options.read_only;
-        let backend = Store::File(fd, options).backend(read_only);
+        let backend = Store::File(fd, options, self.filters).backend(read_only);
         let backend = backend.map_err(|errno| Error::new(what(), errno))?;
         self.add(name, Entry { backend, identity, read_only, path: Some(path.to_owned()) })
     }
@@ -266,7 +278,8 @@ impl Exports {
         let root = File::open(root).map_err(|error| Error::io(what(), &error))?;
         let by_session = text.is_some();
         let path = path.to_owned();
-        let directory = Directory { path, root: root.into(), by_session, options };
+        let filters = self.filters;
+        let directory = Directory { path, root: root.into(), by_session, options, filters };
         self.directory = Some(Arc::new(directory));
         Ok(())
     }
@@ -382,7 +395,7 @@ impl Exports {
         let directory = self.directory.as_ref().ok_or(Errno::ENOENT)?;
         let name = std::str::from_utf8(name).map_err(|_| Errno::ENOENT)?;
         let path = directory.relative(name, session)?;
-        let options = directory.options;
+        let (options, filters) = (directory.options, directory.filters);
         // Opening a tape, a watchdog or a FIFO has side effects, so the kind of file is checked
         // first. A file that takes its place in between is detected after the open.
         let expected = directory.stat(&path)?;
@@ -403,7 +416,7 @@ impl Exports {
         if identity != expected {
             return Err(Errno::ENOENT);
         }
-        Ok(Found { identity, label: path, read_only, store: Store::File(fd, options) })
+        Ok(Found { identity, label: path, read_only, store: Store::File(fd, options, filters) })
     }
 }
 
