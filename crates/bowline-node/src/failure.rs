@@ -28,6 +28,8 @@ pub enum Failure {
     Program(u8, String),
     /// The work failed and the command has already said so: exit status 1.
     Reported,
+    /// A command that was run has ended with this exit status, and has said itself why.
+    Ended(u8),
 }
 
 impl Failure {
@@ -56,6 +58,7 @@ impl Failure {
                 *status
             }
             Self::Reported => 1,
+            Self::Ended(status) => *status,
         }
     }
 
@@ -73,6 +76,7 @@ impl fmt::Display for Failure {
             | Self::Errno(_, text)
             | Self::Program(_, text) => f.write_str(text),
             Self::Reported => f.write_str("it has said why"),
+            Self::Ended(status) => write!(f, "the command has ended with exit status {status}"),
         }
     }
 }

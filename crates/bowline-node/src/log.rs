@@ -8,6 +8,7 @@ use std::{
     fmt::{self, Write as _},
     io::{self, IsTerminal, Write},
     process,
+    sync::atomic::{AtomicBool, Ordering},
     time::{Duration, Instant},
 };
 
@@ -100,7 +101,20 @@ pub fn text(text: &str) {
     put(text.to_owned());
 }
 
+/// Standard output belongs to a command that this process runs. Relaxed, for a flag that publishes
+/// nothing but itself.
+static IS_LENT: AtomicBool = AtomicBool::new(false);
+
+/// Leaves standard output to a command that this process runs: lines go to standard error from now
+/// on.
+pub fn lend_output() {
+    IS_LENT.store(true, Ordering::Relaxed);
+}
+
 fn put(text: String) {
+    if IS_LENT.load(Ordering::Relaxed) {
+        return error_text(text);
+    }
     match writer::log() {
         Some(log) => log.out(text),
         None => {

@@ -22,7 +22,7 @@ use std::{
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use signal_hook::{
-    consts::{SIGHUP, SIGINT, SIGTERM},
+    consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2},
     flag,
     low_level::{exit, pipe},
 };
@@ -42,10 +42,38 @@ pub fn hangups() -> Outcome<Arc<AtomicBool>> {
     }
 }
 
+/// Signals that a process passes on to a command that it runs.
+#[derive(Debug)]
+pub struct Passed(Vec<(i32, Arc<AtomicBool>)>);
+
+impl Passed {
+    /// Starts to listen for the signals that ask a command for something.
+    pub fn install() -> Outcome<Self> {
+        let all = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2];
+        let listen = |signal| {
+            let came = Arc::new(AtomicBool::new(false));
+            flag::register(signal, Arc::clone(&came)).map(|_| (signal, came))
+        };
+        let flags = all.into_iter().map(listen).collect::<io::Result<_>>().map_err(|error| {
+            Failure::failed(format!("cannot install a signal handler: {error}"))
+        })?;
+        Ok(Self(flags))
+    }
+
+    /// Returns the signals that have come since the last call.
+    pub fn take(&self) -> impl Iterator<Item = i32> {
+        // Relaxed: the flags publish nothing but themselves.
+        let came = self.0.iter().filter(|(_, came)| came.swap(false, Ordering::Relaxed));
+        came.map(|(signal, _)| *signal)
+    }
+}
+
 /// The user's request to stop the program.
 #[derive(Debug)]
 pub struct Stop {
     asked: Arc<AtomicBool>,
+    /// Signals after the first one are for a command that this process runs.
+    passes_on: Arc<AtomicBool>,
     wake: UnixStream,
     last: Arc<LastWords>,
 }
@@ -82,6 +110,7 @@ impl Stop {
     /// Starts to listen for both signals, and prints lines in a way that does not delay the end.
     pub fn install_with(duty: Duty) -> Outcome<Self> {
         let asked = Arc::new(AtomicBool::new(false));
+        let passes_on = Arc::new(AtomicBool::new(false));
         let last = Arc::<LastWords>::default();
         let install = || -> io::Result<UnixStream> {
             let (wake, signalled) = UnixStream::pair()?;
@@ -95,7 +124,7 @@ impl Stop {
                 pipe::register(signal, signalled.try_clone()?)?;
                 pipe::register(signal, came.try_clone()?)?;
             }
-            let last = Arc::clone(&last);
+            let (last, passes_on) = (Arc::clone(&last), Arc::clone(&passes_on));
             thread::Builder::new().name("stop".into()).spawn(move || {
                 if first.read_exact(&mut [0]).is_err() {
                     return;
@@ -105,9 +134,12 @@ impl Stop {
                 let _ = first.set_nonblocking(true);
                 let _ = io::copy(&mut first, &mut io::sink());
                 let _ = first.set_nonblocking(false);
-                if first.read_exact(&mut [0]).is_ok() {
-                    // Relaxed, both: the values publish nothing but themselves. Should the last
+                while first.read_exact(&mut [0]).is_ok() {
+                    // Relaxed, all: the values publish nothing but themselves. Should the last
                     // words hang, the next signal ends the process in its handler.
+                    if passes_on.load(Ordering::Relaxed) {
+                        continue;
+                    }
                     impatient.store(true, Ordering::Relaxed);
                     last.run();
                     log::finish();
@@ -120,7 +152,7 @@ impl Stop {
             .map_err(|error| Failure::failed(format!("cannot install signal handlers: {error}")))?;
         log::begin(duty, Arc::clone(&asked))
             .map_err(|error| Failure::failed(format!("cannot start to print: {error}")))?;
-        Ok(Self { asked, wake, last })
+        Ok(Self { asked, passes_on, wake, last })
     }
 
     /// Has this run before a later signal ends the process: it says what is left undone, and does
@@ -129,10 +161,21 @@ impl Stop {
         self.last.set(Box::new(last));
     }
 
+    /// While this is so, signals after the first one do not end the process: it passes them on to
+    /// a command that it runs.
+    pub fn pass_on(&self, passes_on: bool) {
+        self.passes_on.store(passes_on, Ordering::Relaxed);
+    }
+
     /// Returns whether a stop was requested.
     pub fn asked(&self) -> bool {
         // Relaxed: the flag publishes nothing but itself.
         self.asked.load(Ordering::Relaxed)
+    }
+
+    /// Requests a stop, as a signal does.
+    pub fn ask(&self) {
+        self.asked.store(true, Ordering::Relaxed);
     }
 
     /// Returns the flag itself, for threads.

@@ -34,6 +34,15 @@ pub struct PreparedFrontEnds {
     pub(super) places: Vec<String>,
 }
 
+impl PreparedFrontEnds {
+    /// Returns the block device by which programs have this disk, or its file, if it has one.
+    pub fn file(&self, disk: &str) -> Option<PathBuf> {
+        let FrontEnds { ublk, fuse, .. } = &self.front_ends;
+        let device = ublk.as_ref().map(|ublk| ublk.path().to_owned());
+        device.or_else(|| fuse.as_ref().map(|mount| mount.dir().join(disk)))
+    }
+}
+
 impl fmt::Debug for PreparedFrontEnds {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PreparedFrontEnds").field("places", &self.places).finish_non_exhaustive()
