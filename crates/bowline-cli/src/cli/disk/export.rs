@@ -1,6 +1,7 @@
 //! `bowline rnbd export`: a server of disks.
 
 use std::{
+    ffi::OsString,
     io,
     net::SocketAddr,
     path::PathBuf,
@@ -13,12 +14,14 @@ use std::{
     time::{Duration, Instant},
 };
 
+use bowline_block::backend::{Filters, NbdUri};
 use bowline_ctl::{Sys, Tree};
 use bowline_node::{
     Failure, Outcome, background,
     disks::{
         DeviceConfig, Export, FREE_POLL, FREE_WAIT, Heir, Packed, Predecessor, Served, Service,
-        ServingConfig, server_classes, server_modules, values::granted,
+        ServingConfig, server_classes, server_modules,
+        values::{filter, granted},
     },
     log::Duty,
     metrics, namespaces,
@@ -33,6 +36,7 @@ use bowline_rnbd_driver::{
 use bowline_rtrs_driver::Engine;
 
 use super::{
+    command,
     options::{DeviceArgs, ServingArgs, StorageArgs},
     serving::Controls,
 };
@@ -60,9 +64,9 @@ const LOG_INTERVAL: Duration = Duration::from_secs(1);
 )]
 pub(super) struct Args {
     /// Name of an export to add to the running server; see `rnbd --help`
-    #[arg(value_name = "NAME", requires = "words", conflicts_with_all = ["memory", "file", "dir"])]
+    #[arg(value_name = "NAME", requires = "words", conflicts_with_all = ["memory", "file", "dir", "nbd_backend"])]
     name: Option<String>,
-    /// file=PATH or memory=BYTES, and options of the export
+    /// file=PATH, memory=BYTES or nbd-backend=URI, and options of the export
     #[arg(value_name = "OPTION=VALUE")]
     words: Vec<String>,
     /// Export memory, zero at the start and lost at the end; may be repeated
@@ -75,8 +79,19 @@ pub(super) struct Args {
     /// session name
     #[arg(long, value_name = "FOLDER")]
     dir: Option<PathBuf>,
+    /// Export what an NBD server serves, as nbd://HOST[:PORT]/EXPORT or
+    /// nbd+unix:///EXPORT?socket=PATH, under the name of its export or as NAME; may be repeated. So
+    /// all formats and plug-ins of qemu-nbd and nbdkit can be exported. When the server goes,
+    /// requests wait for it up to 30 s
+    #[arg(long, value_name = "[NAME=]URI", value_parser = nbd_backend)]
+    nbd_backend: Vec<(String, String)>,
     #[command(flatten)]
     storage: StorageArgs,
+    /// For tests: faults and limits of all exports, with commas in between or repeated: error=RATE
+    /// (1% or 0.01: that share of requests fails with EIO, chosen by seed=NUMBER), delay-read=TIME,
+    /// delay-write=TIME (5ms), rate=BYTES/s for reading and as much for writing
+    #[arg(long, value_name = "FILTER=VALUE", value_parser = filter_text)]
+    filter: Vec<String>,
     /// Allow sessions of this name to open an export in this mode (* matches anything; without
     /// @SESSION, all sessions); may be repeated. An export with grants is closed to other sessions,
     /// one without is open to all. For a file below --dir, EXPORT is the name that clients use; the
@@ -101,6 +116,10 @@ pub(super) struct Args {
     /// Exit at the end of standard input, for programs that start this one
     #[arg(long)]
     until_input_ends: bool,
+    /// Run COMMAND by /bin/sh once the disks are served, and end with it and its exit status, as
+    /// `rnbd map --run` does. For it $address and $port are those of the server
+    #[arg(long, value_name = "COMMAND", conflicts_with_all = ["replace", "until_input_ends"])]
+    run: Option<String>,
     #[command(flatten)]
     device: DeviceArgs,
     #[command(flatten)]
@@ -129,6 +148,7 @@ pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
     let places = device.with_port(&addresses);
     let service = Service::Export { places: places.iter().map(ToString::to_string).collect() };
     let ended = args.until_input_ends.then(input_end).transpose()?;
+    let command = args.run.as_deref().map(command::Wanted::new).transpose()?;
     let mut serving = Serving {
         args,
         control,
@@ -140,6 +160,7 @@ pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
         stop,
         hangups,
         ended,
+        command,
         supervisor: Supervisor::of_this_process(),
     };
     let mut predecessor = None;
@@ -196,6 +217,7 @@ struct Serving<'a> {
     stop: Stop,
     hangups: Arc<AtomicBool>,
     ended: Option<Arc<AtomicBool>>,
+    command: Option<command::Wanted<'a>>,
     supervisor: Supervisor,
 }
 
@@ -266,7 +288,18 @@ impl Serving<'_> {
         let slice = supervisor.pause(CHECK_INTERVAL);
         supervisor.ready("serving disks");
         let (mut logged, mut heir) = (Instant::now(), None);
-        while heir.is_none() && !stop.wait(Some(slice)) && input_is_there() {
+        let command = self.command.as_ref();
+        let mut running = command.map(|command| command.start(self.variables(), stop));
+        let mut status = Ok(None);
+        let mut is_over = || match &mut running {
+            Some(Ok(running)) => {
+                status = running.ended(stop);
+                !matches!(status, Ok(None))
+            }
+            Some(Err(_)) => true,
+            None => stop.wait(Some(slice)) || !input_is_there(),
+        };
+        while heir.is_none() && !is_over() {
             // What clients do is logged once a second.
             if logged.elapsed() >= LOG_INTERVAL {
                 logged = Instant::now();
@@ -282,6 +315,9 @@ impl Serving<'_> {
                 heir = Heir::of(asks, &self.service, || self.cannot_hand_over(&served, &exported));
             }
         }
+        if let Some(Err(failure)) = running {
+            status = Err(failure);
+        }
         served.log();
         if heir.is_none() {
             supervisor.stopping(Duration::ZERO, "closing sessions");
@@ -291,14 +327,30 @@ impl Serving<'_> {
         drop(controlled);
         served.server().close();
         engine.close();
-        let Some(heir) = heir else { return Ok(Ended::Here) };
+        let Some(heir) = heir else {
+            return match status? {
+                None | Some(0) => Ok(Ended::Here),
+                Some(status) => Err(Failure::Ended(status)),
+            };
+        };
         let sent = heir.send(&Packed::default(), supervisor);
         let heir = sent.map(|()| heir).inspect_err(|error| note!("not handed over: {error}"));
         Ok(Ended::Handed(heir.ok()))
     }
 
+    /// What a command has of this server.
+    fn variables(&self) -> Vec<(&'static str, OsString)> {
+        let first = self.places.first();
+        let address = first.map(|place| ("address", place.ip().to_string().into()));
+        let port = first.map(|place| ("port", place.port().to_string().into()));
+        address.into_iter().chain(port).collect()
+    }
+
     /// Tells why another process with the same options cannot serve the exports.
     fn cannot_hand_over(&self, served: &Served, exported: &[String]) -> Option<String> {
+        if self.command.is_some() {
+            return Some("it ends with the command that it runs".to_owned());
+        }
         if !self.args.memory.is_empty() {
             return Some("an export of --memory ends with its process".to_owned());
         }
@@ -341,7 +393,8 @@ impl Args {
     /// Opens everything that is to be exported; returns it, and what was said of it.
     fn exports(&self) -> Outcome<(Exports, Vec<Export>)> {
         let StorageArgs { ro, buffered, block } = self.storage;
-        let empty = Export { ro, buffered, block, ..Export::default() };
+        let filter = self.filter.clone();
+        let empty = Export { ro, buffered, block, filter, ..Export::default() };
         let mut said = Vec::new();
         for (name, size) in &self.memory {
             let bytes = number(size).map_err(Failure::Usage)?;
@@ -351,9 +404,15 @@ impl Args {
             let file = Some(PathBuf::from(path));
             said.push(Export { name: Some(name.clone()), file, ..empty.clone() });
         }
+        for (name, uri) in &self.nbd_backend {
+            let (name, nbd_backend) = (Some(name.clone()), Some(uri.clone()));
+            said.push(Export { name, nbd_backend, ..empty.clone() });
+        }
         said.extend(self.dir.clone().map(|dir| Export { dir: Some(dir), ..empty.clone() }));
         if said.is_empty() {
-            return Err(Failure::usage("nothing to export; say --memory, --file or --dir"));
+            return Err(Failure::usage(
+                "nothing to export; say --memory, --file, --dir or --nbd-backend",
+            ));
         }
         let mut exports = Exports::new();
         for export in &said {
@@ -386,9 +445,40 @@ fn named(text: &str) -> Result<(String, String), String> {
         .ok_or_else(|| format!("\"{text}\" is not NAME=VALUE such as disk0=1GiB"))
 }
 
+/// Parses `[NAME=]URI`.
+fn nbd_backend(text: &str) -> Result<(String, String), String> {
+    if text.starts_with("nbd:") || text.starts_with("nbd+unix:") {
+        let uri: NbdUri = text.parse()?;
+        if uri.export().is_empty() {
+            return Err("this export has no name there: give it one, as NAME=URI".to_owned());
+        }
+        return Ok((uri.export().to_owned(), text.to_owned()));
+    }
+    let (name, uri) = named(text).map_err(|_| format!("\"{text}\" is not URI or NAME=URI"))?;
+    uri.parse::<NbdUri>().map(|_| (name, uri))
+}
+
+/// Checks a filter.
+fn filter_text(text: &str) -> Result<String, String> {
+    filter(text, &mut Filters::default()).map(|()| text.to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_nbd_server_has_the_name_of_its_export_or_another_one() {
+        let parsed = |text: &str| nbd_backend(text);
+        let unix = "nbd+unix:///?socket=/run/a=b";
+        assert_eq!(parsed("nbd://host/a").unwrap().0, "a");
+        let wanted = ("disk0".to_owned(), unix.to_owned());
+        assert_eq!(parsed(&format!("disk0={unix}")), Ok(wanted));
+        assert!(parsed(unix).unwrap_err().contains("NAME=URI"));
+        for text in ["host", "=nbd://host/a", "disk0=host", "disk0="] {
+            assert!(parsed(text).is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn exports_have_names() {

@@ -1,8 +1,9 @@
 //! `bowline rnbd map`: a client of disks.
 
 use std::{
+    ffi::OsString,
     net::IpAddr,
-    path::PathBuf,
+    path::{self, PathBuf},
     sync::{
         Arc,
         mpsc::{self, Receiver, TryRecvError},
@@ -32,6 +33,7 @@ use bowline_rnbd_driver::{
 use bowline_rtrs_driver::client::PathEv;
 
 use super::{
+    command::{self, PrivateFolder, nbd_uri},
     options::{DeviceArgs, FrontEndArgs, Further, MapArgs, RouteArgs},
     serving::Controls,
 };
@@ -68,7 +70,7 @@ const ANSWER_POLL: Duration = Duration::from_millis(1);
                   Paths that are lost or back are logged on standard error. Ends with SIGINT or SIGTERM, or when no \
                   disk has been mapped for a second. At the end it names the processes that it cuts off, answers \
                   what they have asked for (within 5 s) and flushes what was written; a second signal ends it at \
-                  once, and it says what was not flushed. Exit status 1: not all of that was possible. Under a service manager that keeps descriptors \
+                  once, and it says what was not flushed. With --run it ends when the command does. Exit status 1: not all of that was possible. Under a service manager that keeps descriptors \
                   (FileDescriptorStoreMax= of systemd 254) a process that is killed and started again with the \
                   same options resumes: the file of --fuse stays open, and its requests wait (Linux 6.9; they do \
                   not come by io_uring then); clients of --nbd connect again. Unmount file systems on the disks first, or data that was not \
@@ -102,6 +104,13 @@ pub(super) struct Args {
     /// is found by its control socket
     #[arg(long, requires = "from", conflicts_with = "no_control")]
     replace: bool,
+    /// Run COMMAND by /bin/sh once the disk is mapped, and end with it and its exit status (128 and
+    /// the number of the signal that has ended it). For it $uri and $unixsocket are the address and
+    /// the socket of the disk as an NBD server, at a socket of its own without --nbd; $dev is the
+    /// block device of --ublk, or the file of --fuse. Signals are passed on to the command, standard
+    /// output is the command's alone
+    #[arg(long, value_name = "COMMAND", requires = "from", conflicts_with_all = ["stay", "replace"])]
+    run: Option<String>,
     #[command(flatten)]
     device_options: DeviceArgs,
     #[command(flatten)]
@@ -180,7 +189,12 @@ pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
     let stop = Stop::install_with(Duty::Service { json: false })?;
     let device = args.device.as_deref().ok_or_else(|| Failure::usage("a device is missing"))?;
     let route = args.route.route(&args.further)?;
-    let wanted = FrontEndConfig::from(&args.front_ends);
+    let mut wanted = FrontEndConfig::from(&args.front_ends);
+    let command = args.run.as_deref().map(command::Wanted::new).transpose()?;
+    let mut private = None;
+    if command.is_some() && wanted.nbd.is_none() {
+        wanted.nbd = Some(private.insert(PrivateFolder::new()?).socket());
+    }
     let service = Service::Map {
         device: device.to_owned(),
         session: route.session.clone(),
@@ -212,7 +226,8 @@ pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
         }
         inherited = Some(Inherited { front_ends, predecessor: Some(predecessor) });
     }
-    let mapped = Mapped { args, control, device, route, wanted, service, stop, supervisor };
+    let mapped =
+        Mapped { args, control, device, route, wanted, command, service, stop, supervisor };
     loop {
         let Some(front_ends) = mapped.serve(inherited)? else { return Ok(()) };
         note!("the process that was to replace this one has not continued: this one does");
@@ -227,6 +242,7 @@ struct Mapped<'a> {
     device: &'a str,
     route: Route,
     wanted: FrontEndConfig,
+    command: Option<command::Wanted<'a>>,
     service: Service,
     stop: Stop,
     supervisor: Supervisor,
@@ -332,7 +348,9 @@ impl Mapped<'_> {
             found => found?,
         };
         let (sender, notices) = mpsc::channel();
-        let new = if supervisor.keeps() { DiskFrontEnds::new_keepable } else { DiskFrontEnds::new };
+        // A command ends with the process that runs it, so nobody continues with its disk.
+        let keeps = supervisor.keeps() && self.command.is_none();
+        let new = if keeps { DiskFrontEnds::new_keepable } else { DiskFrontEnds::new };
         let front_ends = new(Arc::clone(&client), wanted.clone(), sender);
         let mapping = Mapping { options: client.defaults().clone(), front_ends: wanted.clone() };
         front_ends.remember(&disk, mapping);
@@ -367,14 +385,16 @@ impl Mapped<'_> {
         let has_begun = open.is_ok();
         let listener = listener.filter(|_| !has_begun);
         let begun = open.and_then(|(prepared, served)| {
-            front_ends.begin(&disk, prepared).map(|()| served).map_err(failed)
+            let file = prepared.file(disk.local_name());
+            front_ends.begin(&disk, prepared).map(|()| (served, file)).map_err(failed)
         });
-        let result = begun.map(|served| {
+        let mut status = Ok(None);
+        let result = begun.map(|(served, file)| {
             let name = disk.local_name().to_owned();
             front_ends.regain(&disk, REGAIN_TIME);
             drop(disk);
             report_all(&notices);
-            let mut is_kept = supervisor.keeps();
+            let mut is_kept = keeps;
             if is_kept && let Err(error) = front_ends.keep(&name, &self.service, supervisor) {
                 note!("the service manager does not keep the disk: {error}");
             }
@@ -382,10 +402,18 @@ impl Mapped<'_> {
             supervisor.ready(&format!("{device} is mapped"));
             let mut failing = FailingDisks::default();
             let (mut idle, mut ended) = (0, Ended::Here);
-            while idle < IDLE_CHECKS
-                && !stop.wait(Some(CHECK_INTERVAL))
-                && !front_ends.has_lost_all(&name)
-            {
+            let mut running = self.command.as_ref().map(|command| {
+                self.variables(file).and_then(|variables| command.start(variables, stop))
+            });
+            let mut is_over = |idle| match &mut running {
+                Some(Ok(running)) => {
+                    status = running.ended(stop);
+                    !matches!(status, Ok(None))
+                }
+                Some(Err(_)) => true,
+                None => idle >= IDLE_CHECKS || stop.wait(Some(CHECK_INTERVAL)),
+            };
+            while !is_over(idle) && (self.command.is_some() || !front_ends.has_lost_all(&name)) {
                 report_all(&notices);
                 paths.report(why);
                 failing.report(&client);
@@ -400,6 +428,9 @@ impl Mapped<'_> {
                     ended = handed;
                     break;
                 }
+            }
+            if let Some(Err(failure)) = running {
+                status = Err(failure);
             }
             if let Ended::Here = ended {
                 supervisor.stopping(ENDING_PATIENCE, "unmapping");
@@ -433,7 +464,7 @@ impl Mapped<'_> {
             return result;
         }
         unmap_all(&client, stop, || front_ends.close(&mut unserved));
-        if supervisor.keeps() {
+        if keeps {
             kept::forget(supervisor);
         }
         unserved.tell();
@@ -441,7 +472,23 @@ impl Mapped<'_> {
             self.service.end_front_ends(listener.as_deref(), ublk);
         }
         let ended = result?;
-        unserved.outcome().map(|()| ended)
+        match status? {
+            None | Some(0) => unserved.outcome().map(|()| ended),
+            Some(status) => Err(Failure::Ended(status)),
+        }
+    }
+
+    /// What the command has of the disk, whose block device or file this is.
+    fn variables(&self, file: Option<PathBuf>) -> Outcome<Vec<(&'static str, OsString)>> {
+        let absolute = |place: Option<PathBuf>| {
+            let made = place.map(path::absolute).transpose();
+            made.map_err(|error| Failure::failed(format!("the place of a front end: {error}")))
+        };
+        let (socket, file) = (absolute(self.wanted.nbd.clone())?, absolute(file)?);
+        let uri = socket.as_deref().map(|socket| ("uri", nbd_uri(socket).into()));
+        let socket = socket.map(|socket| ("unixsocket", socket.into()));
+        let dev = file.map(|file| ("dev", file.into()));
+        Ok(uri.into_iter().chain(socket).chain(dev).collect())
     }
 
     /// Hands the front ends over if another process asks for them and may have them.
@@ -452,7 +499,10 @@ impl Mapped<'_> {
         asking: &Receiver<Successor>,
     ) -> Option<Ended> {
         let asks = asking.try_recv().ok()?;
-        let heir = Heir::of(asks, &self.service, || front_ends.cannot_hand_over(disk))?;
+        let heir = Heir::of(asks, &self.service, || {
+            let runs = self.command.as_ref().map(|_| "it ends with the command that it runs");
+            runs.map(str::to_owned).or_else(|| front_ends.cannot_hand_over(disk))
+        })?;
         say!("handing over to another process");
         let mut beats = self.supervisor.beats();
         let handed = match front_ends.hand_over(disk, HAND_OVER_WAIT, &mut || beats.tick()) {

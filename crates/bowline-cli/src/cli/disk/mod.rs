@@ -8,6 +8,7 @@
 //! list, show, .. -> tool -> control sockets of all of these, or trees of files
 //! ```
 
+mod command;
 mod export;
 pub(super) mod load;
 mod map;
@@ -39,12 +40,12 @@ resize DEVICE SIZE [UNIT] [force], unmap DEVICE [force], remap DEVICE|SESSION [f
 recover DEVICE|SESSION|PATH|all [add-missing], reconnect SESSION|PATH\n  \
 add SESSION PATH, delete [SESSION] PATH, readd [SESSION] PATH, disconnect PATH|SESSION\n  \
 close DEVICE [SESSION] [force]               on the server\n  \
-export NAME file=PATH|memory=BYTES [OPTION=VALUE..], unexport NAME [force]     of the server that runs here\n  \
+export NAME file=PATH|memory=BYTES|nbd-backend=URI [OPTION=VALUE..], unexport NAME [force]     of the server that runs here\n  \
 policy SESSION [round-robin|min-inflight|min-latency], stats NAME, reset NAME\n  \
 tree [--path FOLDER], get FILE, set FILE VALUE     the control tree: as JSON, or one file of it\n\
 --json anywhere after list, show, dump, policy, stats or get prints JSON.\n\
 OPTION of map is one of `rnbd map`, as nbd=/run/a.sock, outage=60 or ublk=true; of export: ro=true, \
-buffered=true, block=4096, grant=rw@host*. FIELDS are keys with commas, +KEYS or -KEYS to change the default ones, or all. PATH is \
+buffered=true, block=4096, grant=rw@host*, filter=error=1%. FIELDS are keys with commas, +KEYS or -KEYS to change the default ones, or all. PATH is \
 [SOURCE@]DESTINATION, as ip:10.0.0.1@ip:10.0.0.2. FILE and FOLDER are paths from the root of the tree, as \
 class/rtrs-client/s1/max_reconnect_attempts.\n\
 Exit status: 0 done, else the low 8 bits of -errno: 254 not found, 234 bad argument."
