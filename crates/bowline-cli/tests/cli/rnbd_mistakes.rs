@@ -343,3 +343,14 @@ fn a_disk_that_is_mapped_already_and_a_wrong_value_are_explained() {
     let usage = "\"gone\" is not as in: echo <normal|force> > unmap_device";
     set("block/rnbd0/rnbd/unmap_device", "gone").complains(&[usage]);
 }
+
+#[test]
+fn a_list_of_another_machine_says_that_the_protocol_has_none() {
+    // tests [NB-76]
+    let folder = Folder::new();
+    for words in ["list 192.0.2.1", "list server.example", "client list ip:fe80::1"] {
+        let done = rnbd(&folder, words).exits(256 - 22);
+        let name = words.rsplit(' ').next().expect("a name");
+        done.complains(&[name, "no message that lists the disks", "`rnbd exports` there"]);
+    }
+}

@@ -220,7 +220,9 @@ pub(super) fn parse(arguments: &[String]) -> Result<Request, Refusal> {
                 "map needs: DEVICE from SERVER [PATH..] [ro|rw|migration] [OPTION=VALUE..]"
                     .to_owned()
             }
-            Verb::Export => "export needs: NAME file=PATH or memory=BYTES".to_owned(),
+            Verb::Export => {
+                "export needs: NAME file=PATH, memory=BYTES or nbd-backend=URI".to_owned()
+            }
             Verb::Resize => "resize needs: DEVICE SIZE [UNIT] [force]".to_owned(),
             Verb::Add => "add needs: SESSION PATH".to_owned(),
             Verb::Set => "set needs: FILE VALUE".to_owned(),
@@ -263,6 +265,12 @@ fn option(options: &mut Options, verb: Verb, word: &str) -> Result<bool, Refusal
                 options.format = format;
             } else if let Some(unit) = Unit::of(word) {
                 options.unit = Some(unit);
+            } else if verb == Verb::List && word.contains(['.', ':', '@']) {
+                // [NB-76] No field has these characters.
+                return Err(Refusal::usage(format!(
+                    "{word}: RNBD has no message that lists the disks of another machine; `rnbd exports` there \
+                     does, and `rnbd map NAME --from {word}` maps one of them"
+                )));
             } else {
                 options.fields = Some(Fields::parse(word)?);
             }
