@@ -87,6 +87,18 @@ pub(super) fn more(name: &str) -> More {
             see_also: &["ping"],
             ..More::default()
         },
+        "perf" => More {
+            examples: &[
+                ("bowline perf --server", "Wait for one client, at every address."),
+                ("bowline perf --client 192.0.2.1 --all", "Measure all sizes against it."),
+                (
+                    "bowline perf --client 192.0.2.1 --both --qps 4 --duration 5",
+                    "Measure both directions at once, with four queue pairs, for 5 s.",
+                ),
+            ],
+            see_also: &["rping", "devices"],
+            ..More::default()
+        },
         "devices" => More {
             examples: &[
                 ("bowline devices", "Print what verbs programs will see, and what can be used."),
@@ -259,6 +271,15 @@ const EXPORT: More = More {
             "bowline rnbd export --memory scratch=1GiB --allow 192.0.2.0/24",
             "Serve memory to a network.",
         ),
+        (
+            "bowline rnbd export --nbd-backend data=nbd+unix:///?socket=/run/data.sock",
+            "Serve an image of any format, which an NBD server has at this socket, as: qemu-nbd -t \
+             --shared 0 -f qcow2 -k /run/data.sock data.qcow2",
+        ),
+        (
+            "bowline rnbd export --memory test=64MiB --filter error=1%,delay-read=5ms",
+            "Serve a disk that fails one request of a hundred, and is slow to read.",
+        ),
     ],
     files: &[
         (
@@ -288,6 +309,12 @@ const MAP: More = More {
             "bowline rnbd map data --from disks --path 192.0.2.9@192.0.2.1 \
              --path 198.51.100.9@198.51.100.1 --outage 600",
             "Use two paths, and wait ten minutes for a server that is started again.",
+        ),
+        (
+            "bowline rnbd map data --from 192.0.2.1 --run ./backup.sh",
+            "Map a disk for as long as a script, which has its address as $uri, for nbdcopy, \
+             qemu-img and fio; its exit status is that of the map. A command of several words \
+             stands in quotes, as: --run 'qemu-img info \"$uri\"'",
         ),
     ],
     files: &[
