@@ -9,12 +9,12 @@
 //!
 //! # When the connection is lost
 //!
-//! [NB-77] Requests wait while it is made again, for [`PATIENCE`]; then they fail with `ENOLINK`, those that
-//! come later at once, until the server is back. What the server had been sent is sent again: a
-//! server that answers nothing for [`SILENCE`] is disconnected, and what it had fails with
-//! `ETIMEDOUT` instead, since it might still execute it after a later request. A server with a cache
-//! that is started again may have lost what no flush has made durable: the next flush, or those that
-//! wait, fail with `EIO`, once.
+//! [NB-77] Requests wait while it is made again, for [`PATIENCE`]; then they fail with `ENOLINK`,
+//! those that come later at once, until the server is back. What the server had been sent is sent
+//! again: a server that answers nothing for [`SILENCE`] is disconnected, and what it had fails with
+//! `ETIMEDOUT` instead, since it might still execute it after a later request. A server with a
+//! cache that is started again may have lost what no flush has made durable: the next flush, or
+//! those that wait, fail with `EIO`, once.
 
 pub(crate) mod handshake;
 pub(crate) mod replies;

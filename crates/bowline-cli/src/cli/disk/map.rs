@@ -107,8 +107,8 @@ pub(super) struct Args {
     /// Run COMMAND by /bin/sh once the disk is mapped, and end with it and its exit status (128 and
     /// the number of the signal that has ended it). For it $uri and $unixsocket are the address and
     /// the socket of the disk as an NBD server, at a socket of its own without --nbd; $dev is the
-    /// block device of --ublk, or the file of --fuse. Signals are passed on to the command, standard
-    /// output is the command's alone
+    /// block device of --ublk, or the file of --fuse. Signals are passed on to the command, and
+    /// standard output is the command's alone
     #[arg(long, value_name = "COMMAND", requires = "from", conflicts_with_all = ["stay", "replace"])]
     run: Option<String>,
     #[command(flatten)]
