@@ -18,7 +18,7 @@ use bowline_verbs::{
 
 use super::connection::{Memory, buffer, create_qp};
 use super::options::Options;
-use super::socket::{errno, listen};
+use super::socket::{Socket, errno, listen};
 use crate::cm::{UDP_QKEY, datagram_steps};
 use crate::device::Opened;
 
@@ -401,16 +401,13 @@ impl Datagrams {
         None
     }
 
-    /// Numbers that events come by no more.
+    /// Ends; no more events come.
     pub(super) fn end(self, opened: &Opened) {
-        let numbers: Vec<Number> = self.lookups.into_keys().chain(self.over).collect();
         let own = self.queue.as_ref().map(|queue| (queue.number, queue.cq));
         drop(self.queue);
-        for number in numbers {
-            super::socket::Socket::forget(opened, Some(number), None);
-        }
         if let Some((number, cq)) = own {
-            super::socket::Socket::forget(opened, Some(number), Some(cq));
+            Socket::forget_listener(opened, number);
+            Socket::forget(opened, None, Some(cq));
         }
     }
 }

@@ -194,6 +194,13 @@ impl Socket {
         }
     }
 
+    /// Has no more events of a listener come here, nor of its requests that were not accepted.
+    pub(super) fn forget_listener(opened: &Opened, number: Number) {
+        let mut objects = lock(&opened.live.0);
+        objects.sockets.remove_listener(number);
+        objects.early.remove(&number.0);
+    }
+
     /// Takes in what has happened. Others that wait for the socket are woken if something has.
     pub(super) fn progress(&self, inner: &mut Inner, own: Option<&Arc<Waker>>) {
         let mut has_changed = false;
@@ -543,10 +550,7 @@ fn release(state: State) {
             }
             // Its requests end with it.
             let _ = opened.soft.destroy_id(listener.number);
-            Socket::forget(opened, Some(listener.number), None);
-            for (number, _) in &listener.requests {
-                Socket::forget(opened, Some(*number), None);
-            }
+            Socket::forget_listener(opened, listener.number);
         }
         State::Connecting(connection) | State::Connected(connection) => {
             let (number, cq) = (connection.number, connection.cq);

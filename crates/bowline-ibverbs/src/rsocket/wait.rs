@@ -118,6 +118,15 @@ impl Signal {
         lock(&self.events).pop_front()
     }
 
+    /// Takes back a request that nobody has looked at; returns whether there was one.
+    fn take_back_request(&self, number: Number) -> bool {
+        let is_request =
+            |event: &CmEvent| matches!(event, CmEvent::ConnectRequest { id, .. } if *id == number);
+        let mut events = lock(&self.events);
+        let at = events.iter().position(is_request);
+        at.and_then(|at| events.remove(at)).is_some()
+    }
+
     fn remove(&self) {
         // Read by threads that are woken behind this.
         self.is_removed.store(true, Ordering::Release);
@@ -193,6 +202,13 @@ impl Signals {
         self.numbers.remove(&number.0);
     }
 
+    /// The same for a listener, with the requests that it has not accepted.
+    pub(super) fn remove_listener(&mut self, number: Number) {
+        if let Some(signal) = self.numbers.remove(&number.0) {
+            self.numbers.retain(|_, other| !Arc::ptr_eq(other, &signal));
+        }
+    }
+
     /// Wakes the socket of a completion queue, if it is one of a socket.
     pub(crate) fn report_completion(&self, cq: CqId) {
         if let Some(signal) = self.queues.get(&cq.0) {
@@ -200,7 +216,9 @@ impl Signals {
         }
     }
 
-    /// Gives a socket its event, or gives it back: it is not of a socket.
+    /// Gives a socket its event, or gives it back: it is not of a socket. A request that ends before
+    /// its socket has looked at it leaves nothing, so that no more of them wait than the device
+    /// keeps.
     pub(crate) fn report(&mut self, event: CmEvent) -> Option<CmEvent> {
         let number = event.id();
         let of = match &event {
@@ -211,6 +229,9 @@ impl Signals {
         if of != number {
             // Until it is accepted, what happens to it is the listener's.
             self.numbers.insert(number.0, Arc::clone(&signal));
+        } else if signal.take_back_request(number) {
+            self.numbers.remove(&number.0);
+            return None;
         }
         signal.push(event);
         None
@@ -227,15 +248,10 @@ mod tests {
 
     use super::*;
 
-    /// A request is its listener's until it is accepted; then what happens to it is the new
-    /// socket's, until that has ended.
-    #[test]
-    fn events_come_to_the_socket_that_a_connection_belongs_to() {
-        let (listener, accepted) = (Arc::<Signal>::default(), Arc::<Signal>::default());
-        let mut signals = Signals::default();
-        let (at, id) = (Number(1), Number(2));
+    /// A request of a listener.
+    fn request(listener: Number, id: Number) -> CmEvent {
         let request = ConnRequest {
-            listener: at,
+            listener,
             local: ([10, 0, 0, 1], 1).into(),
             remote: ([10, 0, 0, 2], 2).into(),
             private_data: Vec::new(),
@@ -243,7 +259,42 @@ mod tests {
             initiator_depth: 0,
             remote_qpn: bowline_verbs::Qpn(3),
         };
-        let asks = CmEvent::ConnectRequest { id, request };
+        CmEvent::ConnectRequest { id, request }
+    }
+
+    /// A peer sends requests to a listener whose program makes no call. The device keeps few of
+    /// them, and reports the end of each of the others: what is kept here is no more.
+    #[test]
+    fn requests_that_end_before_they_are_looked_at_take_no_memory() {
+        const PENDING: u32 = 128;
+        let (listener, other) = (Arc::<Signal>::default(), Arc::<Signal>::default());
+        let mut signals = Signals::default();
+        let at = Number(1);
+        signals.add_number(at, &listener, None);
+        signals.add_number(Number(2), &other, None);
+        for number in 10..10_000 {
+            assert_eq!(signals.report(request(at, Number(number))), None);
+            if let Some(oldest) = number.checked_sub(PENDING).filter(|oldest| *oldest >= 10) {
+                let gone = CmEvent::Unreachable { id: Number(oldest) };
+                assert_eq!(signals.report(gone), None);
+            }
+            assert!(lock(&listener.events).len() <= PENDING as usize);
+            assert!(signals.numbers.len() <= PENDING as usize + 2);
+        }
+        assert_eq!(listener.next_event(), Some(request(at, Number(10_000 - PENDING))));
+        // Nor does a listener that has ended leave anything.
+        signals.remove_listener(at);
+        assert_eq!(signals.numbers.keys().collect::<Vec<_>>(), [&2]);
+    }
+
+    /// A request is its listener's until it is accepted; then what happens to it is the new
+    /// socket's, until that has ended.
+    #[test]
+    fn events_come_to_the_socket_that_a_connection_belongs_to() {
+        let (listener, accepted) = (Arc::<Signal>::default(), Arc::<Signal>::default());
+        let mut signals = Signals::default();
+        let (at, id) = (Number(1), Number(2));
+        let asks = request(at, id);
         let early = signals.report(asks.clone());
         assert_eq!(early, Some(asks.clone()), "nobody listens");
         signals.add_number(at, &listener, early.map(|event| vec![event]));
