@@ -375,7 +375,7 @@ impl Socket {
         }
     }
 
-    /// Waits for what an accepted or connecting socket becomes.
+    /// Waits for what a connecting socket becomes.
     fn settle(&self) -> Result<(), c_int> {
         self.until(true, |inner| match inner.state {
             State::Connecting(_) => None,
@@ -414,7 +414,9 @@ impl Socket {
         }
     }
 
-    /// Accepts the next request of a socket's peer.
+    /// Accepts the next request of a socket's peer. The new socket is connected when the peer has
+    /// heard of it, which calls on it wait for: here a peer that says nothing would keep others
+    /// from being accepted.
     pub(super) fn accept(&self) -> Result<Self, c_int> {
         let (opened, pd) = device()?;
         loop {
@@ -422,10 +424,7 @@ impl Socket {
                 State::Listening(listener) => listener.requests.pop_front().map(Ok),
                 _ => Some(Err(libc::EINVAL)),
             })??;
-            let (options, non_blocking) = {
-                let inner = self.lock();
-                (inner.options, inner.non_blocking)
-            };
+            let options = self.lock().options;
             let made = Self::new(self.is_v4, false).and_then(|new| {
                 let made = Connection::new(opened, pd, &options);
                 Ok((new, made.map_err(|error| errno(&error))?))
@@ -443,16 +442,12 @@ impl Socket {
                 continue;
             }
             connection.number = Some(number);
-            {
-                let mut inner = new.lock();
-                inner.options = options;
-                (inner.local, inner.remote) = (Some(request.local), Some(request.remote));
-                inner.state = State::Connecting(Box::new(connection));
-            }
-            if non_blocking || new.settle().is_ok() {
-                return Ok(new);
-            }
-            new.end();
+            let mut inner = new.lock();
+            inner.options = options;
+            (inner.local, inner.remote) = (Some(request.local), Some(request.remote));
+            inner.state = State::Connecting(Box::new(connection));
+            drop(inner);
+            return Ok(new);
         }
     }
 
@@ -492,6 +487,16 @@ impl Socket {
         if ![libc::SHUT_RD, libc::SHUT_WR, libc::SHUT_RDWR].contains(&how) {
             return Err(libc::EINVAL);
         }
+        // An accepted socket, which has a stream, is connected a moment later. The error of one
+        // whose calls do not wait is that it is not connected.
+        let _ = self.until(true, |inner| match &inner.state {
+            State::Connecting(connection) if connection.stream.is_some() => None,
+            _ => Some(()),
+        });
+        self.shut(how)
+    }
+
+    fn shut(&self, how: c_int) -> Result<(), c_int> {
         let mut inner = self.lock();
         self.progress(&mut inner, None);
         let State::Connected(connection) = &mut inner.state else { return Err(libc::ENOTCONN) };
@@ -508,7 +513,7 @@ impl Socket {
     /// Ends a socket that the program gives back. What was sent arrives first, if the peer is there
     /// [RSK-8].
     pub(super) fn close(&self) {
-        if self.shutdown(libc::SHUT_RDWR).is_ok() {
+        if self.shut(libc::SHUT_RDWR).is_ok() {
             let sent = |inner: &mut Inner| match &inner.state {
                 State::Connected(connection) => connection.is_all_sent().then_some(()),
                 _ => Some(()),

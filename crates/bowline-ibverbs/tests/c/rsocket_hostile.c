@@ -3,21 +3,16 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <pthread.h>
-#include <rdma/rdma_verbs.h>
 #include <rdma/rsocket.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "must.h"
+#include "rsocket_peer.h"
 
 static const char *address;
 static int listening;
-static uint8_t hello[40];
-/* Memory that a socket writes to: a table of two windows, and the first window. */
-static char given[8192];
-static struct ibv_mr *given_mr;
 
 /* An entry of 24 bytes without sense, and the first bytes of it for a window. */
 static char entry[24];
@@ -41,62 +36,6 @@ static const struct message bad[] = {
 	{ IBV_WR_RDMA_WRITE_WITH_IMM, 0xc0000000, 24, 2 },
 	{ IBV_WR_RDMA_WRITE_WITH_IMM, 0xdfffffff, 24, 2 },
 };
-
-static struct rdma_cm_id *endpoint(void)
-{
-	struct rdma_addrinfo hints = { .ai_port_space = RDMA_PS_TCP }, *found;
-	struct ibv_qp_init_attr attr = {
-		.cap = { .max_send_wr = 4, .max_recv_wr = 64, .max_send_sge = 1, .max_recv_sge = 1 },
-		.qp_type = IBV_QPT_RC,
-		.sq_sig_all = 1,
-	};
-	struct rdma_cm_id *id;
-	MUST(rdma_getaddrinfo(address, "7010", &hints, &found) == 0);
-	MUST(rdma_create_ep(&id, found, NULL, &attr) == 0);
-	rdma_freeaddrinfo(found);
-	struct ibv_recv_wr wr = { 0 }, *refused;
-	for (int i = 0; i < 64; i++)
-		MUST(ibv_post_recv(id->qp, &wr, &refused) == 0);
-	return id;
-}
-
-static void put(uint8_t *at, uint64_t number, int len)
-{
-	while (len--) {
-		at[len] = number;
-		number >>= 8;
-	}
-}
-
-/* What a socket that follows the protocol sends. */
-static void good_hello(struct ibv_pd *pd)
-{
-	if (!given_mr)
-		given_mr = ibv_reg_mr(pd, given, sizeof given,
-				      IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
-	MUST(given_mr);
-	memset(hello, 0, sizeof hello);
-	put(hello, 1, 1);
-	put(hello + 1, 2, 1);
-	put(hello + 2, 16, 2);
-	put(hello + 8, (uintptr_t)given, 8);
-	put(hello + 16, given_mr->rkey, 4);
-	put(hello + 20, 2, 4);
-	put(hello + 24, (uintptr_t)given + 4096, 8);
-	put(hello + 32, given_mr->rkey, 4);
-	put(hello + 36, 4096, 4);
-}
-
-static int connects(struct rdma_cm_id *id)
-{
-	struct rdma_conn_param param = {
-		.private_data = hello,
-		.private_data_len = sizeof hello,
-		.rnr_retry_count = 7,
-		.retry_count = 7,
-	};
-	return rdma_connect(id, &param);
-}
 
 /* What a peer does to a socket is seen by a read. */
 static void *reads(void *of)
@@ -124,7 +63,7 @@ static void misbehaves(const struct message *message)
 {
 	pthread_t thread;
 	MUST(pthread_create(&thread, NULL, reads, NULL) == 0);
-	struct rdma_cm_id *id = endpoint();
+	struct rdma_cm_id *id = endpoint(address, "7010");
 	good_hello(id->pd);
 	MUST(connects(id) == 0);
 	MUST(id->event->param.conn.private_data_len >= sizeof hello);
@@ -157,6 +96,56 @@ static void *accepts(void *of)
 	return of;
 }
 
+static void event(struct rdma_event_channel *channel, enum rdma_cm_event_type kind)
+{
+	struct rdma_cm_event *event;
+	MUST(rdma_get_cm_event(channel, &event) == 0);
+	MUST(event->event == kind && event->status == 0);
+	MUST(rdma_ack_cm_event(event) == 0);
+}
+
+/* A peer that says nothing after it was answered keeps no other one from being accepted. */
+static void falls_silent(struct sockaddr_in *at)
+{
+	alarm(30);
+	struct rdma_event_channel *channel = rdma_create_event_channel();
+	struct rdma_cm_id *id;
+	MUST(channel && rdma_create_id(channel, &id, NULL, RDMA_PS_TCP) == 0);
+	MUST(rdma_resolve_addr(id, NULL, (void *)at, 2000) == 0);
+	event(channel, RDMA_CM_EVENT_ADDR_RESOLVED);
+	MUST(rdma_resolve_route(id, 2000) == 0);
+	event(channel, RDMA_CM_EVENT_ROUTE_RESOLVED);
+	/* The rdma_cm leaves the queue pair and the last message of connecting to the program. */
+	struct ibv_cq *cq = ibv_create_cq(id->verbs, 8, NULL, NULL, 0);
+	struct ibv_qp_init_attr attr = {
+		.send_cq = cq,
+		.recv_cq = cq,
+		.cap = { .max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1 },
+		.qp_type = IBV_QPT_RC,
+	};
+	struct ibv_qp *qp = ibv_create_qp(id->pd, &attr);
+	MUST(cq && qp);
+	good_hello(id->pd);
+	struct rdma_conn_param param = parameters();
+	param.qp_num = qp->qp_num;
+	MUST(rdma_connect(id, &param) == 0);
+	int silent = raccept(listening, NULL, NULL);
+	MUST(silent >= 0);
+	event(channel, RDMA_CM_EVENT_CONNECT_RESPONSE);
+	char byte;
+	MUST(rrecv(silent, &byte, 1, MSG_DONTWAIT) == -1 && errno == EAGAIN);
+
+	pthread_t thread;
+	MUST(pthread_create(&thread, NULL, accepts, NULL) == 0);
+	int fd = rsocket(AF_INET, SOCK_STREAM, 0);
+	MUST(rconnect(fd, (void *)at, sizeof *at) == 0 && rsend(fd, "x", 1, 0) == 1);
+	pthread_join(thread, NULL);
+	MUST(rclose(fd) == 0 && rclose(silent) == 0);
+	MUST(rdma_destroy_id(id) == 0 && ibv_destroy_qp(qp) == 0 && ibv_destroy_cq(cq) == 0);
+	rdma_destroy_event_channel(channel);
+	alarm(60);
+}
+
 int main(int argc, char **argv)
 {
 	/* Byte and value that make a hello senseless. */
@@ -173,7 +162,7 @@ int main(int argc, char **argv)
 
 	MUST(pthread_create(&thread, NULL, accepts, NULL) == 0);
 	for (unsigned i = 0; i < sizeof wrong / sizeof *wrong; i++) {
-		struct rdma_cm_id *id = endpoint();
+		struct rdma_cm_id *id = endpoint(address, "7010");
 		good_hello(id->pd);
 		hello[wrong[i][0]] = wrong[i][1];
 		MUST(connects(id) == -1 && errno == ECONNREFUSED);
@@ -185,6 +174,7 @@ int main(int argc, char **argv)
 	pthread_join(thread, NULL);
 	MUST(rclose(fd) == 0);
 
+	falls_silent(&at);
 	for (unsigned i = 0; i < sizeof bad / sizeof *bad; i++)
 		misbehaves(&bad[i]);
 	MUST(rclose(listening) == 0);
