@@ -83,6 +83,11 @@ fn sockets_over_rdma_are_as_the_manual_says() {
     run("rsocket", "127.81.6.7");
 }
 
+#[test]
+fn a_child_leaves_the_sockets_of_its_parent_alone() {
+    run("rsocket_forked", "127.81.6.13");
+}
+
 /// [RSK-2] to [RSK-9]
 #[test]
 fn peers_of_sockets_that_do_not_follow_the_protocol_cost_their_connection() {

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use super::options::Value;
-use super::socket::{Socket, State, add, device, find, remove};
+use super::socket::{Socket, State, add, device, find, leave, remove};
 use super::transfer::Received;
 use crate::cm::addr;
 use crate::fails;
@@ -193,10 +193,14 @@ extern "C" fn rshutdown(fd: c_int, how: c_int) -> c_int {
 #[unsafe(no_mangle)]
 extern "C" fn rclose(fd: c_int) -> c_int {
     // The number is free for another socket only when this one has ended.
-    outcome(socket(fd).map(|socket| {
-        socket.close();
-        remove(fd);
-    }))
+    let closed = match find(fd) {
+        Some(socket) => {
+            socket.close();
+            remove(fd).is_some()
+        }
+        None => leave(fd),
+    };
+    outcome(if closed { Ok(()) } else { Err(libc::EBADF) })
 }
 
 /// # Safety

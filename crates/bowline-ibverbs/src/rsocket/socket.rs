@@ -1,9 +1,11 @@
 //! Sockets: what state they are in, and waiting for another one.
 
 use core::ffi::c_int;
+use core::mem;
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::process;
 use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 use std::time::{Duration, Instant};
 
@@ -32,17 +34,20 @@ const SLICE: Duration = Duration::from_secs(60);
 /// The sockets of the process, by descriptor.
 static SOCKETS: RwLock<BTreeMap<c_int, Arc<Socket>>> = RwLock::new(BTreeMap::new());
 
-/// Returns the socket of a descriptor.
+/// Returns the socket of a descriptor, if it is one of this process.
 pub(super) fn find(fd: c_int) -> Option<Arc<Socket>> {
     let sockets = SOCKETS.read().unwrap_or_else(std::sync::PoisonError::into_inner);
-    sockets.get(&fd).map(Arc::clone)
+    sockets.get(&fd).filter(|socket| socket.is_own()).map(Arc::clone)
 }
 
 /// Adds a socket; returns its descriptor.
 pub(super) fn add(socket: Socket) -> c_int {
     let fd = socket.fd.as_raw_fd();
     let mut sockets = SOCKETS.write().unwrap_or_else(std::sync::PoisonError::into_inner);
-    sockets.insert(fd, Arc::new(socket));
+    // A child of `fork` may have closed its parent's descriptor by another call.
+    if let Some(former) = sockets.insert(fd, Arc::new(socket)).filter(|former| !former.is_own()) {
+        mem::forget(former);
+    }
     fd
 }
 
@@ -50,6 +55,21 @@ pub(super) fn add(socket: Socket) -> c_int {
 pub(super) fn remove(fd: c_int) -> Option<Arc<Socket>> {
     let mut sockets = SOCKETS.write().unwrap_or_else(std::sync::PoisonError::into_inner);
     sockets.remove(&fd)
+}
+
+/// Closes the descriptor that this process has of its parent's socket; `false`: it has none.
+pub(super) fn leave(fd: c_int) -> bool {
+    let mut sockets = SOCKETS.write().unwrap_or_else(std::sync::PoisonError::into_inner);
+    if sockets.get(&fd).is_none_or(|socket| socket.is_own()) {
+        return false;
+    }
+    let Some(socket) = sockets.remove(&fd) else { return false };
+    // It is a copy of what the parent uses, whose end would end the parent's connection, and a lock
+    // in it may be held by a thread that is not here.
+    mem::forget(socket);
+    // SAFETY: the descriptor of the socket, which nobody closes any more.
+    drop(unsafe { OwnedFd::from_raw_fd(fd) });
+    true
 }
 
 /// What a socket is.
@@ -104,6 +124,8 @@ pub(super) struct Socket {
     pub(super) is_v4: bool,
     pub(super) is_datagram: bool,
     pub(super) signal: Arc<Signal>,
+    /// The process that has made it.
+    process: u32,
     inner: Mutex<Inner>,
 }
 
@@ -143,7 +165,7 @@ impl Inner {
 
     fn fail(&mut self, errno: c_int) {
         self.error = errno;
-        release(core::mem::replace(&mut self.state, State::Ended));
+        release(mem::replace(&mut self.state, State::Ended));
     }
 
     /// Takes a port and an address.
@@ -165,7 +187,13 @@ impl Socket {
             inner.state = State::Datagrams(Box::default());
         }
         let signal = Arc::default();
-        Ok(Self { fd, is_v4, is_datagram, signal, inner: Mutex::new(inner) })
+        let (process, inner) = (process::id(), Mutex::new(inner));
+        Ok(Self { fd, is_v4, is_datagram, signal, process, inner })
+    }
+
+    /// Tells whether it is not a copy, in a child of `fork`, of its parent's.
+    fn is_own(&self) -> bool {
+        self.process == process::id()
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -304,7 +332,7 @@ impl Socket {
                         return inner.fail(libc::ECONNREFUSED);
                     }
                     if let State::Connecting(connection) =
-                        core::mem::replace(&mut inner.state, State::Ended)
+                        mem::replace(&mut inner.state, State::Ended)
                     {
                         inner.state = State::Connected(connection);
                     }
@@ -528,7 +556,7 @@ impl Socket {
     /// Ends what the socket has of the device.
     fn end(&self) {
         let mut inner = self.lock();
-        let state = core::mem::replace(&mut inner.state, State::Ended);
+        let state = mem::replace(&mut inner.state, State::Ended);
         inner.maps = Maps::default();
         inner.port = None;
         drop(inner);
@@ -539,7 +567,7 @@ impl Socket {
 
 /// Takes the error of a socket that has ended.
 pub(super) fn take_error(error: &mut c_int) -> c_int {
-    match core::mem::take(error) {
+    match mem::take(error) {
         0 => libc::ENOTCONN,
         errno => errno,
     }
