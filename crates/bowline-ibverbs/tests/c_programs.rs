@@ -83,6 +83,12 @@ fn sockets_over_rdma_are_as_the_manual_says() {
     run("rsocket", "127.81.6.7");
 }
 
+/// [RSK-8]
+#[test]
+fn the_end_of_a_peer_is_an_end_whenever_it_is_noticed() {
+    run("rsocket_ends", "127.81.6.10");
+}
+
 #[test]
 fn a_child_leaves_the_sockets_of_its_parent_alone() {
     run("rsocket_forked", "127.81.6.13");

@@ -87,6 +87,8 @@ pub(super) struct Connection {
     pub(super) is_broken: bool,
     /// The connection manager has ended it.
     is_disconnected: bool,
+    /// Requests have come back that were not executed: the queue pair has been stopped.
+    is_flushed: bool,
     polled: Vec<Completion>,
 }
 
@@ -140,6 +142,7 @@ impl Connection {
             number: None,
             is_broken: false,
             is_disconnected: false,
+            is_flushed: false,
             polled: Vec::new(),
         };
         let init = bowline_verbs::QpAttr {
@@ -211,14 +214,18 @@ impl Connection {
     }
 
     fn complete(&mut self, completion: &Completion) {
-        if completion.status != Status::Success {
-            // After the end all that is posted comes back.
-            let is_over =
-                self.is_disconnected || self.stream.as_ref().is_some_and(Stream::has_peer_gone);
-            if !is_over {
-                self.breaks();
+        match completion.status {
+            Status::Success => {}
+            Status::WrFlushErr => {
+                self.is_flushed = true;
+                return;
             }
-            return;
+            _ => {
+                if !self.has_ended() {
+                    self.breaks();
+                }
+                return;
+            }
         }
         if completion.wr_id != RECEIVE {
             if let Some(stream) = &mut self.stream {
@@ -242,6 +249,19 @@ impl Connection {
                 // One that has ended needs no end.
                 let _ = self.opened.soft.disconnect(number);
             }
+        }
+    }
+
+    /// Tells whether either side has ended the connection. After that all that is posted comes back.
+    fn has_ended(&self) -> bool {
+        self.is_disconnected || self.stream.as_ref().is_some_and(Stream::has_peer_gone)
+    }
+
+    /// Decides, when all events are taken in, whether requests have come back because of an end or
+    /// a fault.
+    pub(super) fn judge(&mut self) {
+        if self.is_flushed && !self.has_ended() {
+            self.breaks();
         }
     }
 
@@ -273,7 +293,7 @@ impl Connection {
     }
 
     pub(super) fn send_updates(&mut self) {
-        while !self.is_broken {
+        while !self.is_broken && !self.is_flushed {
             let Some(update) = self.stream.as_mut().and_then(Stream::update) else { return };
             let Update { to, bytes, immediate } = update;
             let op = SendOp::WriteImm(to, immediate);

@@ -229,19 +229,33 @@ impl Socket {
         objects.early.remove(&number.0);
     }
 
-    /// Takes in what has happened. Others that wait for the socket are woken if something has.
-    pub(super) fn progress(&self, inner: &mut Inner, own: Option<&Arc<Waker>>) {
-        let mut has_changed = false;
+    /// Takes in events of the connection manager; returns whether there were any.
+    fn take_in_events(&self, inner: &mut Inner) -> bool {
+        let mut were_any = false;
         while let Some(event) = self.signal.next_event() {
             self.happens(inner, event);
-            has_changed = true;
+            were_any = true;
         }
+        were_any
+    }
+
+    /// Takes in what has happened. Others that wait for the socket are woken if something has.
+    pub(super) fn progress(&self, inner: &mut Inner, own: Option<&Arc<Waker>>) {
+        let mut has_changed = self.take_in_events(inner);
         if self.signal.is_removed() && !matches!(inner.state, State::Ended) {
             inner.fail(libc::ENODEV);
             has_changed = true;
         }
         match &mut inner.state {
-            State::Connected(connection) => has_changed |= connection.progress(),
+            State::Connected(connection) => {
+                has_changed |= connection.progress();
+                // The end of the connection may be among what was just read, and then it is why
+                // requests have come back.
+                has_changed |= self.take_in_events(inner);
+                if let State::Connected(connection) = &mut inner.state {
+                    connection.judge();
+                }
+            }
             State::Datagrams(datagrams) => {
                 has_changed |= datagrams.progress();
                 self.learn_lookups(datagrams);
