@@ -5,12 +5,12 @@ use core::sync::atomic::Ordering::Relaxed;
 use core::{mem, slice};
 use std::sync::{Condvar, PoisonError};
 
-use bowline_verbs::{Device as _, Remote, SendFlags, SendOp, Sge, UdDest};
+use bowline_verbs::{Remote, SendFlags, SendOp, Sge, UdDest};
 
 use crate::abi::{Ah, DataBuf, Mw, MwBindInfo, Qp};
 use crate::events::lock;
 use crate::post::{destination, is_datagram};
-use crate::{fails, memory};
+use crate::{fails, memory, outcome};
 
 /// A request without what it sends from.
 #[derive(Debug)]
@@ -221,10 +221,7 @@ pub(crate) extern "C" fn complete(qp: Option<&Qp>) -> c_int {
                 Some(bowline_verbs::SendWr { id: *id, op, sges, inline: bytes, flags: *flags })
             })
             .collect();
-        match qp.own.opened.soft.post_send(qp.own.qpn, &all) {
-            Ok(()) => 0,
-            Err((_, error)) => fails(error.errno().0),
-        }
+        outcome(qp.own.opened.soft.post_all_or_none(qp.own.qpn, &all))
     };
     drop(building);
     DONE.notify_all();

@@ -15,7 +15,7 @@ use std::net::IpAddr;
 
 use bowline_base::Instant;
 use bowline_verbs::{
-    Error, InvalidReason, Mtu, QpAttr, QpAttrName, QpInit, QpState, QpType, Qpn, UdDest,
+    Error, InvalidReason, Mtu, QpAttr, QpAttrName, QpInit, QpState, QpType, Qpn, SendWr, UdDest,
 };
 
 use crate::burst::{Route, source_port, unconnected_source_port};
@@ -88,6 +88,24 @@ impl Halves {
                 sender: UdSender::new(init.cap, init.sq_sig_all, mtu),
                 receiver: UdReceiver::default(),
             },
+        }
+    }
+
+    /// Queues a send request.
+    pub(crate) fn post(&mut self, wr: &SendWr<'_>) -> Result<(), Error> {
+        match self {
+            Self::Rc { requester, .. } => requester.post(wr),
+            Self::Uc { sender, .. } => sender.post(wr),
+            Self::Ud { sender, .. } => sender.post(wr),
+        }
+    }
+
+    /// Takes the newest send requests back, of which none has been looked at: `len` are left.
+    pub(crate) fn take_back(&mut self, len: usize) {
+        match self {
+            Self::Rc { requester, .. } => requester.take_back(len),
+            Self::Uc { sender, .. } => sender.take_back(len),
+            Self::Ud { sender, .. } => sender.take_back(len),
         }
     }
 }

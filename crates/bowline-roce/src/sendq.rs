@@ -232,6 +232,14 @@ impl SendQueue {
         Ok(())
     }
 
+    /// Removes the newest requests: `len` are left.
+    pub(crate) fn truncate(&mut self, len: usize) {
+        let Some(first) = self.requests.get(len) else { return };
+        self.sges.truncate((first.sge_first - self.sges_popped) as usize);
+        self.inline.truncate((first.inline_first - self.inline_popped) as usize);
+        self.requests.truncate(len);
+    }
+
     /// Removes the oldest request.
     pub(crate) fn pop(&mut self) -> Option<Request> {
         let request = self.requests.pop_front()?;

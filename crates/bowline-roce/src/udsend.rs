@@ -43,6 +43,11 @@ impl UdSender {
         self.queue.post(wr, &self.cap)
     }
 
+    /// Takes the newest requests back, of which none has begun: `len` are left.
+    pub(crate) fn take_back(&mut self, len: usize) {
+        self.queue.truncate(len);
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.queue.len()
     }

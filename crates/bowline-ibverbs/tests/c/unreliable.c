@@ -140,6 +140,35 @@ int main(void)
 	ibv_wr_set_sge(ex, mr->lkey, (uintptr_t)bytes, 8);
 	MUST(ibv_wr_complete(ex) == EINVAL);
 
+	/* If one request of several is wrong, none is posted. */
+	static char many[1000];
+	struct ibv_sge two[2] = { from, from };
+	for (int wrong = 0; wrong < 4; wrong++) {
+		ibv_wr_start(ex);
+		ex->wr_id = 5;
+		for (int n = 0; n < (wrong == 3 ? 5 : 2); n++) {
+			ibv_wr_send_imm(ex, htobe32(79));
+			ibv_wr_set_inline_data(ex, "none", 4);
+		}
+		if (wrong == 0)
+			ibv_wr_rdma_read(ex, mr->rkey, (uintptr_t)bytes);
+		if (wrong < 3)
+			ibv_wr_send_imm(ex, htobe32(79));
+		if (wrong == 1)
+			ibv_wr_set_inline_data(ex, many, sizeof many);
+		if (wrong == 2)
+			ibv_wr_set_sge_list(ex, 2, two);
+		MUST(ibv_wr_complete(ex) == (wrong == 3 ? ENOMEM : EINVAL));
+	}
+	ibv_wr_start(ex);
+	ex->wr_id = 6;
+	ibv_wr_send_imm(ex, htobe32(80));
+	ibv_wr_set_inline_data(ex, "whole", 5);
+	MUST(ibv_wr_complete(ex) == 0);
+	wc = next(1);
+	MUST(wc.byte_len == 5 && wc.imm_data == htobe32(80) && next(0).wr_id == 6);
+	MUST(memcmp(bytes + 4096, "whole", 5) == 0);
+
 	struct ibv_qp_attr attr;
 	struct ibv_qp_init_attr shown;
 	MUST(ibv_query_qp(qp, &attr, IBV_QP_STATE, &shown) == 0);

@@ -10,6 +10,7 @@ use bowline_verbs::{
 };
 
 use super::Device;
+use super::shared::Shared;
 use crate::congestion::PathId;
 use crate::delayed_ack::DelayedAck;
 use crate::gso_loss::GsoLossDetector;
@@ -20,6 +21,30 @@ const NO_QP: Error = Error::NoSuch(Object::QueuePair);
 
 /// Most recently removed queue pairs whose numbers are not reused.
 const RETIRED_MAX: usize = 4096;
+
+/// Checks that a queue pair is in a state in which send requests are posted [QP-2].
+fn check_sends(qp: &Qp) -> Result<(), Error> {
+    match qp.state {
+        state if state < QpState::Rts => Err(Error::Invalid(InvalidReason::StateToSend(state))),
+        _ => Ok(()),
+    }
+}
+
+impl Shared {
+    /// Has requests that were posted sent, or flushed.
+    fn posted(&mut self, now: Instant, qp: &mut Qp, wrs: &[SendWr<'_>]) {
+        for wr in wrs {
+            if let SendOp::BindMw { key, .. } = wr.op {
+                self.mrs.note_window_key(key);
+            }
+        }
+        match qp.state {
+            QpState::Err => self.flush(now, qp),
+            QpState::Sqe => self.flush_sends(now, qp),
+            _ => self.settle(now, qp, true),
+        }
+    }
+}
 
 impl Device {
     /// Makes a protection domain.
@@ -453,33 +478,42 @@ impl Device {
         }
     }
 
+    /// Posts send requests as [`post_send`](Self::post_send), but none of them if one is refused.
+    ///
+    /// # Errors
+    /// As [`post_send`](Self::post_send).
+    pub fn post_all_or_none(
+        &mut self,
+        now: Instant,
+        qp: Qpn,
+        wrs: &[SendWr<'_>],
+    ) -> Result<(), Error> {
+        for wr in wrs {
+            if let SendOp::BindMw { key, .. } = wr.op {
+                self.check_bind(key)?;
+            }
+        }
+        let qp = self.qps.get_mut(&qp.0).ok_or(NO_QP)?;
+        check_sends(qp)?;
+        let former = qp.sends();
+        if let Some(error) = wrs.iter().find_map(|wr| qp.halves.post(wr).err()) {
+            qp.halves.take_back(former);
+            return Err(error);
+        }
+        self.shared.posted(now, qp, wrs);
+        self.stop_overrun(now);
+        Ok(())
+    }
+
     fn post(&mut self, now: Instant, qp: Qpn, wrs: &[SendWr<'_>]) -> Result<(), (usize, Error)> {
         let qp = self.qps.get_mut(&qp.0).ok_or((0, NO_QP))?;
-        if qp.state < QpState::Rts {
-            return Err((0, Error::Invalid(InvalidReason::StateToSend(qp.state))));
-        }
-        let mut result = Ok(());
-        for (count, wr) in wrs.iter().enumerate() {
-            let posted = match &mut qp.halves {
-                Halves::Rc { requester, .. } => requester.post(wr),
-                Halves::Uc { sender, .. } => sender.post(wr),
-                Halves::Ud { sender, .. } => sender.post(wr),
-            };
-            if let Err(error) = posted {
-                result = Err((count, error));
-                break;
-            }
-            if let SendOp::BindMw { key, .. } = wr.op {
-                self.shared.mrs.note_window_key(key);
-            }
-        }
-        match qp.state {
-            QpState::Err => self.shared.flush(now, qp),
-            QpState::Sqe => self.shared.flush_sends(now, qp),
-            _ => self.shared.settle(now, qp, true),
-        }
+        check_sends(qp).map_err(|error| (0, error))?;
+        let post = |(count, wr)| Some((count, qp.halves.post(wr).err()?));
+        let bad = wrs.iter().enumerate().find_map(post);
+        let count = bad.as_ref().map_or(wrs.len(), |(count, _)| *count);
+        self.shared.posted(now, qp, &wrs[..count]);
         self.stop_overrun(now);
-        result
+        bad.map_or(Ok(()), Err)
     }
 
     /// Posts receive requests in order [REQ-19]; on an error tells how many were accepted.

@@ -220,6 +220,11 @@ impl Requester {
         self.queue.post(wr, &self.cap)
     }
 
+    /// Takes the newest requests back, of which none has begun: `len` are left.
+    pub(crate) fn take_back(&mut self, len: usize) {
+        self.queue.truncate(len);
+    }
+
     /// Enters or leaves SQD: in SQD no further request is started [QP-3].
     pub(crate) const fn set_sqd(&mut self, sqd: bool) {
         self.sqd = sqd;

@@ -8,8 +8,8 @@ use bowline_base::Errno;
 use bowline_roce::{Config, Device, Event, IdentHint, Limits};
 use bowline_verbs::{
     Access, AsyncEvent, Buffer, Error, InvalidReason, Mtu, Object, QpAttr, QpAttrName, QpCap,
-    QpInit, QpState, QpType, Qpn, RecvWr, RequestPart, Resource, SendFlags, SendOp, SendWr, Status,
-    UdDest,
+    QpInit, QpState, QpType, Qpn, RecvWr, Remote, RequestPart, Resource, SendFlags, SendOp, SendWr,
+    Status, UdDest,
 };
 use bowline_wire::roce::{Bth, IcrcPolicy, Opcode, Outer, Packet, Psn};
 
@@ -154,7 +154,7 @@ fn requests_that_are_wrong_in_themselves_are_refused() {
         inline: &inline[..8],
         flags: SendFlags::empty(),
     };
-    let odd = bowline_verbs::Remote { addr: remote.addr + 4, ..remote };
+    let odd = Remote { addr: remote.addr + 4, ..remote };
     let add = |remote| SendOp::FetchAdd { remote, add: 1 };
     let too_long = |part, limit, given| InvalidReason::TooLong { part, limit, given };
     for (why, wr) in [
@@ -184,6 +184,45 @@ fn requests_that_are_wrong_in_themselves_are_refused() {
         let posted = node.dev.post_send(now, node.qp, &[good.clone(), wr]);
         assert_eq!(posted, Err((1, Error::Invalid(why))));
     }
+}
+
+/// [REQ-19]: of requests that are posted all or none, a wrong one leaves what was posted before
+/// them, and what is posted after them, as it is.
+#[test]
+fn requests_of_which_one_is_refused_are_taken_back() {
+    let mut pair = Pair::new(&Setup::default());
+    let (now, qp) = (pair.now, pair.nodes[0].qp);
+    pair.nodes[0].fill(0, 2000, 7);
+    for id in 0..3 {
+        let room = [pair.nodes[1].sge(3000 * id, 3000)];
+        pair.post_recv(1, id as u64, &room);
+    }
+    let lists = [0, 500].map(|at| pair.nodes[0].sge(at, 1000));
+    let send = |id: u64, inline: bool| SendWr {
+        id,
+        op: SendOp::Send,
+        sges: if inline { &[] } else { &lists },
+        inline: if inline { b"inline" } else { &[] },
+        flags: if inline { SendFlags::INLINE } else { SendFlags::empty() } | SendFlags::SIGNALED,
+    };
+    let dev = &mut pair.nodes[0].dev;
+    assert_eq!(dev.post_all_or_none(now, qp, &[send(1, true), send(2, false)]), Ok(()));
+    let wrong =
+        SendWr { op: SendOp::FetchAdd { remote: Remote::default(), add: 1 }, ..send(9, false) };
+    let refused = dev.post_all_or_none(now, qp, &[send(9, false), send(9, true), wrong]);
+    assert_eq!(refused, Err(Error::Invalid(InvalidReason::AtomicOperand)));
+    let many = vec![send(9, true); 1023];
+    assert_eq!(dev.post_all_or_none(now, qp, &many), Err(Error::QueueFull));
+    assert_eq!(dev.sends_pending(qp), Ok(2));
+    assert_eq!(dev.post_all_or_none(now, qp, &[send(3, true)]), Ok(()));
+    pair.settle();
+    let done: Vec<_> = [1, 2, 3].map(|id| (id, Status::Success)).into();
+    assert_eq!(pair.outcomes(0), done);
+    let lens: Vec<_> = pair.nodes[1].received.iter().map(|entry| entry.byte_len).collect();
+    assert_eq!(lens, [6, 2000, 6]);
+    let [from, to] = &pair.nodes;
+    assert_eq!((to.bytes(0, 6), to.bytes(6000, 6)), (b"inline".to_vec(), b"inline".to_vec()));
+    assert_eq!(to.bytes(3000, 2000), [from.bytes(0, 1000), from.bytes(500, 1000)].concat());
 }
 
 /// [RX-2] to [RX-9]: a packet that fails a check changes a counter and nothing else [RX-11].
