@@ -94,6 +94,11 @@ fn a_child_leaves_the_sockets_of_its_parent_alone() {
     run("rsocket_forked", "127.81.6.13");
 }
 
+#[test]
+fn calls_of_endpoints_that_fail_leave_nobody_waiting() {
+    run("endpoints", "127.81.6.14");
+}
+
 /// [RSK-2] to [RSK-9]
 #[test]
 fn peers_of_sockets_that_do_not_follow_the_protocol_cost_their_connection() {

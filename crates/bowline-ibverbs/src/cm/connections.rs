@@ -312,6 +312,7 @@ extern "C" fn rdma_disconnect(id: Option<&CmId>) -> c_int {
     let number = lock(&id.own.state).number;
     let Some(number) = number.filter(|_| !is_datagram(id)) else { return refuse(libc::EINVAL) };
     match opened.soft.disconnect(number) {
+        Ok(()) if lock(&id.own.state).is_over => 0,
         Ok(()) => complete(id),
         Err(error) => refuse(error.errno().0),
     }

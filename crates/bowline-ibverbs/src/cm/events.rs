@@ -11,7 +11,7 @@ use super::ids;
 use super::queue_pairs::UDP_QKEY;
 use crate::abi::AhAttr;
 use crate::device::{Handle, Objects};
-use crate::events::Events;
+use crate::events::{Events, lock};
 use crate::{fails, made, none};
 
 /// `enum rdma_cm_event_type`.
@@ -250,6 +250,9 @@ fn read(pending: Pending) -> CmEvent {
     // SAFETY: the id waits with its end until the event is acknowledged.
     let about = unsafe { &*of.0 };
     let is_datagram = ids::is_datagram(about);
+    if [kind::UNREACHABLE, kind::REJECTED, kind::DISCONNECTED].contains(&event) {
+        lock(&about.own.state).is_over = true;
+    }
     if is_datagram && event == kind::ESTABLISHED {
         ud.ah_attr = ids::way(about).unwrap_or_default();
     }
