@@ -74,6 +74,8 @@ struct Queue {
 #[derive(Debug, Default)]
 pub(super) struct Datagrams {
     queue: Option<Queue>,
+    /// The peer that it is connected to: others are not received from.
+    remote: Option<SocketAddr>,
     received: VecDeque<Received>,
     /// Queue pairs of peers, and when they were last heard of or looked up.
     peers: HashMap<SocketAddr, (Qpn, Instant)>,
@@ -246,15 +248,15 @@ impl Datagrams {
                     continue;
                 }
                 match queue.header(completion) {
-                    Some((len, from)) => {
+                    Some((len, from)) if self.remote.is_none_or(|at| at == from) => {
                         self.received.push_back(Received { slot, len, from });
                         if self.peers.len() >= PEERS_MAX && !self.peers.contains_key(&from) {
                             self.peers.clear();
                         }
                         self.peers.insert(from, (completion.src_qp, Instant::now()));
                     }
-                    // Not of a socket.
-                    None => drop(queue.post_receive(slot)),
+                    // Not of a socket, or of a stranger.
+                    _ => drop(queue.post_receive(slot)),
                 }
             }
             if !matches!(number, Ok(POLL)) {
@@ -365,6 +367,20 @@ impl Datagrams {
         }
     }
 
+    /// Receives from one peer alone.
+    pub(super) fn connect(&mut self, remote: SocketAddr) {
+        self.remote = Some(remote);
+        let Some(queue) = &self.queue else { return };
+        self.received.retain(|received| {
+            let is_meant = received.from == remote;
+            if !is_meant {
+                // A queue pair that takes none any more is gone with the device.
+                let _ = queue.post_receive(received.slot);
+            }
+            is_meant
+        });
+    }
+
     pub(super) fn is_readable(&self) -> bool {
         !self.received.is_empty()
     }
@@ -373,32 +389,20 @@ impl Datagrams {
         self.queue.as_ref().is_none_or(|queue| !queue.free.is_empty())
     }
 
-    /// Copies the next datagram, of one peer or of any, and takes it if it is not only looked at;
-    /// returns its whole length and where it comes from.
-    pub(super) fn receive(
-        &mut self,
-        of: Option<SocketAddr>,
-        out: &mut [u8],
-        takes: bool,
-    ) -> Option<(usize, SocketAddr)> {
+    /// Copies the next datagram, and takes it if it is not only looked at; returns its whole length
+    /// and where it comes from.
+    pub(super) fn receive(&mut self, out: &mut [u8], takes: bool) -> Option<(usize, SocketAddr)> {
         let queue = self.queue.as_ref()?;
-        while let Some(Received { slot, len, from }) = self.received.front().copied() {
-            let is_meant = of.is_none_or(|of| of == from);
-            if is_meant {
-                let begin = slot * queue.slot + NETWORK_HEADER_LEN + HEADER_LEN;
-                let number = len.min(out.len());
-                queue.receives.buffer.read(begin, &mut out[..number]);
-            }
-            if !is_meant || takes {
-                self.received.pop_front();
-                // A queue pair that takes none any more is gone with the device.
-                let _ = queue.post_receive(slot);
-            }
-            if is_meant {
-                return Some((len, from));
-            }
+        let Received { slot, len, from } = self.received.front().copied()?;
+        let begin = slot * queue.slot + NETWORK_HEADER_LEN + HEADER_LEN;
+        let number = len.min(out.len());
+        queue.receives.buffer.read(begin, &mut out[..number]);
+        if takes {
+            self.received.pop_front();
+            // A queue pair that takes none any more is gone with the device.
+            let _ = queue.post_receive(slot);
         }
-        None
+        Some((len, from))
     }
 
     /// Ends; no more events come.

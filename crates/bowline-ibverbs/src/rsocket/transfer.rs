@@ -170,6 +170,9 @@ impl Socket {
         }?;
         let mut inner = self.lock();
         inner.remote = Some(to);
+        if let State::Datagrams(datagrams) = &mut inner.state {
+            datagrams.connect(to);
+        }
         let port = inner.local.map_or(0, |local| local.port());
         inner.local = Some(SocketAddr::new(from, port));
         Ok(())
@@ -188,11 +191,10 @@ impl Socket {
         if self.is_datagram {
             self.bind_datagrams()?;
             return self.until(may_wait, |inner| {
-                let of = inner.remote;
                 let State::Datagrams(datagrams) = &mut inner.state else {
                     return Some(Err(take_error(&mut inner.error)));
                 };
-                let (whole, from) = datagrams.receive(of, out, !peeks)?;
+                let (whole, from) = datagrams.receive(out, !peeks)?;
                 Some(Ok(Received { len: whole.min(out.len()), whole, from: Some(from) }))
             })?;
         }

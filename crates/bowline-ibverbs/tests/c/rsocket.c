@@ -300,7 +300,26 @@ static void datagrams(void)
 	MUST(rconnect(two, (void *)&at, sizeof at) == 0);
 	MUST(rsend(two, out, 900, 0) == 900);
 	MUST(rrecv(one, in, 4, MSG_TRUNC) == 900);
-	MUST(rclose(one) == 0 && rclose(two) == 0);
+
+	/* Connected, it has what its peer sends and nothing of others, before and after. */
+	int other = rsocket(AF_INET, SOCK_DGRAM, 0);
+	MUST(rsend(two, out, 8, 0) == 8 && ready(one, POLLIN, -1) == POLLIN);
+	MUST(rrecvfrom(one, in, 8, 0, (void *)&from, &len) == 8);
+	while (rsendto(other, out, 10, MSG_DONTWAIT, (void *)&at, sizeof at) == -1) {
+		MUST(errno == EAGAIN);
+		MUST((ready(one, POLLIN, 1) & ~POLLIN) == 0);
+	}
+	MUST(ready(one, POLLIN, -1) == POLLIN);
+	MUST(rconnect(one, (void *)&from, sizeof from) == 0);
+	MUST(ready(one, POLLIN, 0) == 0);
+	/* More of them than the socket has room for. */
+	for (int i = 0; i < 300; i++) {
+		MUST(rsendto(other, out, 10, 0, (void *)&at, sizeof at) == 10);
+		MUST(ready(one, POLLIN, i % 100 == 0) == 0);
+	}
+	MUST(rsend(two, out, 9, 0) == 9);
+	MUST(ready(one, POLLIN, -1) == POLLIN && rrecv(one, in, 100, 0) == 9);
+	MUST(rclose(one) == 0 && rclose(two) == 0 && rclose(other) == 0);
 
 	/* Another socket at the same port is found, and after that none. */
 	one = rsocket(AF_INET, SOCK_DGRAM, 0);
