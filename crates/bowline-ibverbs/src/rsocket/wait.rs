@@ -1,10 +1,11 @@
 //! Waiting for what happens to sockets: a thread has a descriptor, which everything that it waits
 //! for makes readable.
 
-use core::cell::OnceCell;
+use core::cell::RefCell;
 use core::ffi::c_int;
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::process;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -24,16 +25,23 @@ impl Waker {
         Some(Arc::new(Self(eventfd(0, flags).ok()?)))
     }
 
-    /// That of the calling thread; `None`: there is no descriptor left.
+    /// That of the calling thread; `None`: there is no descriptor left. A child of `fork` gets one
+    /// of its own: what it reads from its parent's, the parent would miss.
     pub(super) fn own() -> Option<Arc<Self>> {
         thread_local! {
-            static OWN: OnceCell<Arc<Waker>> = const { OnceCell::new() };
+            /// With the process that it is of.
+            static OWN: RefCell<Option<(u32, Arc<Waker>)>> = const { RefCell::new(None) };
         }
-        let own = OWN.try_with(|own| match own.get() {
-            Some(waker) => Some(Arc::clone(waker)),
-            None => {
-                let waker = Self::new()?;
-                Some(Arc::clone(own.get_or_init(|| waker)))
+        let own = OWN.try_with(|own| {
+            let mut own = own.borrow_mut();
+            let id = process::id();
+            match &*own {
+                Some((of, waker)) if *of == id => Some(Arc::clone(waker)),
+                _ => {
+                    let waker = Self::new()?;
+                    *own = Some((id, Arc::clone(&waker)));
+                    Some(waker)
+                }
             }
         });
         own.unwrap_or_else(|_| Self::new())
@@ -247,6 +255,27 @@ mod tests {
     use bowline_verbs::ConnRequest;
 
     use super::*;
+
+    /// The child takes what has woken it, and what has woken the parent stays.
+    #[test]
+    fn a_child_does_not_take_its_parents_wake_ups() {
+        let own = Waker::own().unwrap();
+        own.wake();
+        // SAFETY: the child makes a descriptor, reads from it and ends.
+        let child = unsafe { libc::fork() };
+        assert!(child >= 0);
+        if child == 0 {
+            if let Some(waker) = Waker::own() {
+                waker.clear();
+            }
+            // SAFETY: ends the child without what is registered for the parent's end.
+            unsafe { libc::_exit(0) };
+        }
+        // SAFETY: the status is not asked for.
+        assert_eq!(unsafe { libc::waitpid(child, core::ptr::null_mut(), 0) }, child);
+        assert_eq!(own.wait(Some(Duration::ZERO)), Ok(true));
+        own.clear();
+    }
 
     /// A request of a listener.
     fn request(listener: Number, id: Number) -> CmEvent {
