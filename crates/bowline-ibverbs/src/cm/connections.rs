@@ -13,7 +13,8 @@ use super::abi::{CmEvent, CmId, ConnParam};
 use super::addr;
 use super::events::{kind, rdma_get_cm_event};
 use super::ids::{
-    complete, forget_event, is_datagram, learn, opened, rdma_migrate_id, refuse, space,
+    complete, forget_event, is_datagram, learn, opened, rdma_destroy_ep, rdma_migrate_id, refuse,
+    space,
 };
 use super::queue_pairs::{ListenerQp, UDP_QKEY, datagram_attr, rdma_create_qp};
 use crate::abi::{QpAttr, QpInitAttr};
@@ -135,6 +136,15 @@ extern "C" fn rdma_listen(id: Option<&CmId>, _backlog: c_int) -> c_int {
     }
 }
 
+/// Refuses the peer of a request that the program does not get, for the reason in `errno`, and
+/// forgets the event with it.
+fn give_up(listen: &CmId, request: *const CmId) -> c_int {
+    let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EINVAL);
+    rdma_destroy_ep(request.cast_mut());
+    forget_event(listen);
+    refuse(errno)
+}
+
 /// Waits for the next request of an id whose calls wait.
 #[unsafe(no_mangle)]
 extern "C" fn rdma_get_request(listen: Option<&CmId>, out: Option<&mut *const CmId>) -> c_int {
@@ -157,7 +167,7 @@ extern "C" fn rdma_get_request(listen: Option<&CmId>, out: Option<&mut *const Cm
     // SAFETY: made for the request.
     let new = unsafe { &**id };
     if rdma_migrate_id(Some(new), ptr::null()) != 0 {
-        return -1;
+        return give_up(listen, *id);
     }
     let request_qp = lock(&listen.own.state).request_qp;
     if let Some(ListenerQp { cap, qp_type, sq_sig_all, srq }) = request_qp {
@@ -172,7 +182,7 @@ extern "C" fn rdma_get_request(listen: Option<&CmId>, out: Option<&mut *const Cm
             sq_sig_all,
         };
         if rdma_create_qp(Some(new), listen.pd.get(), Some(&mut attr)) != 0 {
-            return -1;
+            return give_up(listen, *id);
         }
     }
     *out = *id;

@@ -571,7 +571,7 @@ extern "C" fn rdma_free_devices(list: *mut *const Context) {
 
 /// Destroys an id, its queue pair and its shared receive queue.
 #[unsafe(no_mangle)]
-extern "C" fn rdma_destroy_ep(id: *mut CmId) {
+pub(super) extern "C" fn rdma_destroy_ep(id: *mut CmId) {
     // SAFETY: null or made here.
     if let Some(at) = unsafe { id.as_ref() } {
         queue_pairs::destroy(at);

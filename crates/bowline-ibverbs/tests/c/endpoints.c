@@ -34,6 +34,13 @@ static void *accepts(void *of)
 	return id;
 }
 
+static void *fails(void *of)
+{
+	struct rdma_cm_id *listener = of, *id;
+	MUST(rdma_get_request(listener, &id) == -1 && errno != 0 && errno != EAGAIN);
+	return NULL;
+}
+
 /* No event comes of what is not connected: nothing is waited for. */
 static void disconnects(void)
 {
@@ -57,11 +64,29 @@ static void disconnects(void)
 	rdma_destroy_ep(listener);
 }
 
+/* The peer of a request that the program does not get is refused. */
+static void refuses(void)
+{
+	pthread_t thread;
+	struct rdma_cm_id *listener = endpoint(RAI_PASSIVE, "7022", 1 << 24);
+	MUST(rdma_listen(listener, 4) == 0);
+	for (int i = 0; i < 2; i++) {
+		MUST(pthread_create(&thread, NULL, fails, listener) == 0);
+		struct rdma_cm_id *id = endpoint(0, "7022", 4);
+		MUST(rdma_connect(id, NULL) == -1 && errno == ECONNREFUSED);
+		pthread_join(thread, NULL);
+		rdma_destroy_ep(id);
+	}
+	rdma_destroy_ep(listener);
+}
+
 int main(int argc, char **argv)
 {
 	MUST(argc == 2);
 	address = argv[1];
 	alarm(30);
 	disconnects();
+	alarm(30);
+	refuses();
 	return 0;
 }
