@@ -7,7 +7,7 @@
 
 use core::ffi::c_int;
 use std::collections::{HashMap, VecDeque};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::time::{Duration, Instant};
 
 use bowline_roce_driver::PortSpace;
@@ -20,7 +20,7 @@ use super::connection::{Memory, buffer, create_qp};
 use super::options::Options;
 use super::socket::{Socket, errno, listen};
 use crate::cm::{UDP_QKEY, datagram_steps};
-use crate::device::Opened;
+use crate::device::{GidAt, Opened};
 
 /// Bytes in front of what is received.
 const NETWORK_HEADER_LEN: usize = 40;
@@ -87,15 +87,31 @@ pub(super) struct Datagrams {
     pub(super) over: Vec<Number>,
 }
 
-fn network_source(header: &[u8; NETWORK_HEADER_LEN]) -> IpAddr {
+/// Where a datagram has come from. An address that is valid on one link only is given with that of
+/// the address that the datagram has come to.
+fn sender(header: &[u8; NETWORK_HEADER_LEN], port: u16, gids: &[GidAt]) -> SocketAddr {
     // A header of IPv4 is at the end.
-    if header[0] >> 4 == 6 {
-        let [_, _, _, _, _, _, _, _, source @ .., _, _, _, _, _, _, _, _, _, _, _, _, _, _, _, _] =
-            *header;
-        IpAddr::from(Ipv6Addr::from(source)).to_canonical()
-    } else {
-        Ipv4Addr::new(header[32], header[33], header[34], header[35]).into()
+    if header[0] >> 4 != 6 {
+        let source = Ipv4Addr::new(header[32], header[33], header[34], header[35]);
+        return SocketAddr::new(source.into(), port);
     }
+    let addr = |at: usize| {
+        let mut octets = [0; 16];
+        octets.copy_from_slice(&header[at..at + 16]);
+        Ipv6Addr::from(octets)
+    };
+    let (source, to) = (addr(8), addr(24));
+    if !source.is_unicast_link_local() {
+        return SocketAddr::new(IpAddr::from(source).to_canonical(), port);
+    }
+    let link = gids.iter().find(|at| at.addr == to).map_or(0, |at| at.link);
+    SocketAddrV6::new(source, port, 0, link).into()
+}
+
+/// An address by which a peer is known, whether its link is known or not: its datagrams come to an
+/// address of the same link.
+fn plain(at: SocketAddr) -> SocketAddr {
+    SocketAddr::new(at.ip(), at.port())
 }
 
 /// The sender's port; `None`: not of a socket.
@@ -185,7 +201,7 @@ impl Queue {
         self.receives.buffer.read(begin, &mut network);
         self.receives.buffer.read(begin + NETWORK_HEADER_LEN, &mut header);
         let port = parse(header)?;
-        Some((len, SocketAddr::new(network_source(&network), port)))
+        Some((len, sender(&network, port, &self.opened.gids)))
     }
 }
 
@@ -248,8 +264,9 @@ impl Datagrams {
                     continue;
                 }
                 match queue.header(completion) {
-                    Some((len, from)) if self.remote.is_none_or(|at| at == from) => {
+                    Some((len, from)) if self.remote.is_none_or(|at| at == plain(from)) => {
                         self.received.push_back(Received { slot, len, from });
+                        let from = plain(from);
                         if self.peers.len() >= PEERS_MAX && !self.peers.contains_key(&from) {
                             self.peers.clear();
                         }
@@ -304,6 +321,7 @@ impl Datagrams {
 
     /// Finds the queue pair of a peer.
     pub(super) fn find(&mut self, from: IpAddr, to: SocketAddr) -> Sending {
+        let to = plain(to);
         let Some(queue) = &self.queue else { return Sending::Failed(libc::EINVAL) };
         if let Some(errno) = self.missing.remove(&to) {
             return Sending::Failed(errno);
@@ -340,7 +358,7 @@ impl Datagrams {
         if HEADER_LEN + bytes.len() > queue.slot - NETWORK_HEADER_LEN {
             return Sending::Failed(libc::EMSGSIZE);
         }
-        let (Some((qpn, _)), Some(slot)) = (self.peers.get(&to), queue.free.pop()) else {
+        let (Some((qpn, _)), Some(slot)) = (self.peers.get(&plain(to)), queue.free.pop()) else {
             return Sending::NotNow;
         };
         let [high, low] = queue.at.port().to_be_bytes();
@@ -369,10 +387,11 @@ impl Datagrams {
 
     /// Receives from one peer alone.
     pub(super) fn connect(&mut self, remote: SocketAddr) {
+        let remote = plain(remote);
         self.remote = Some(remote);
         let Some(queue) = &self.queue else { return };
         self.received.retain(|received| {
-            let is_meant = received.from == remote;
+            let is_meant = plain(received.from) == remote;
             if !is_meant {
                 // A queue pair that takes none any more is gone with the device.
                 let _ = queue.post_receive(received.slot);
@@ -429,14 +448,36 @@ mod tests {
         }
     }
 
+    fn header(source: Ipv6Addr, to: Ipv6Addr) -> [u8; NETWORK_HEADER_LEN] {
+        let mut header = [0; NETWORK_HEADER_LEN];
+        header[0] = 0x60;
+        header[8..24].copy_from_slice(&source.octets());
+        header[24..].copy_from_slice(&to.octets());
+        header
+    }
+
     #[test]
     fn the_sender_is_in_the_network_header() {
-        let mut header = [0; NETWORK_HEADER_LEN];
-        header[20] = 0x45;
-        header[32..36].copy_from_slice(&[10, 0, 0, 7]);
-        assert_eq!(network_source(&header), IpAddr::from([10, 0, 0, 7]));
-        header[0] = 0x60;
-        header[8..24].copy_from_slice(&Ipv6Addr::LOCALHOST.octets());
-        assert_eq!(network_source(&header), IpAddr::from(Ipv6Addr::LOCALHOST));
+        let mut v4 = [0; NETWORK_HEADER_LEN];
+        v4[20] = 0x45;
+        v4[32..36].copy_from_slice(&[10, 0, 0, 7]);
+        assert_eq!(sender(&v4, 7, &[]), "10.0.0.7:7".parse().unwrap());
+        let [own, mapped] = ["::1", "::ffff:10.0.0.7"].map(|at| at.parse().unwrap());
+        assert_eq!(sender(&header(own, own), 9, &[]), "[::1]:9".parse().unwrap());
+        assert_eq!(sender(&header(mapped, own), 9, &[]), "10.0.0.7:9".parse().unwrap());
+    }
+
+    /// A program names its peer with the link; in the network header there is none.
+    #[test]
+    fn a_peer_of_a_link_is_known_with_the_link() {
+        let own: Ipv6Addr = "fe80::1".parse().unwrap();
+        let gids = [("10.0.0.1", 3), ("fe80::2", 4), ("fe80::1", 5)]
+            .map(|(at, link)| GidAt { addr: at.parse().unwrap(), link });
+        let from = sender(&header("fe80::7".parse().unwrap(), own), 9, &gids);
+        let named: SocketAddr = "[fe80::7%5]:9".parse().unwrap();
+        assert_eq!(from, named);
+        let without: SocketAddr = "[fe80::7]:9".parse().unwrap();
+        assert_eq!((plain(named), plain(without)), (without, without));
+        assert_ne!(plain(named), plain("[fe80::7%5]:8".parse().unwrap()));
     }
 }
