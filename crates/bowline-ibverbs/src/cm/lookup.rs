@@ -29,15 +29,21 @@ const PATIENCE: c_int = 2000;
 /// Room of an address that was found.
 type Room = [u8; 28];
 
-fn copy(from: *const libc::sockaddr, len: libc::socklen_t) -> *mut libc::sockaddr {
+/// An address of an answer, and its length.
+type Copied = (*mut libc::sockaddr, libc::socklen_t);
+
+const NOTHING: Copied = (ptr::null_mut(), 0);
+
+/// Copies as much of an address as one has at most: programs may say how much room it has.
+fn copy(from: *const libc::sockaddr, len: libc::socklen_t) -> Copied {
     let mut room: Room = [0; 28];
     let len = (len as usize).min(room.len());
     if from.is_null() || len == 0 {
-        return ptr::null_mut();
+        return NOTHING;
     }
     // SAFETY: the address has as many bytes as its length says.
     unsafe { ptr::copy_nonoverlapping(from.cast::<u8>(), room.as_mut_ptr(), len) };
-    made(room).cast()
+    (made(room).cast(), len as libc::socklen_t)
 }
 
 fn free(at: *mut libc::sockaddr) {
@@ -48,10 +54,7 @@ fn free(at: *mut libc::sockaddr) {
 }
 
 /// An answer with these addresses and their lengths, and nothing else.
-fn between(
-    src: (*mut libc::sockaddr, libc::socklen_t),
-    dst: (*mut libc::sockaddr, libc::socklen_t),
-) -> AddrInfo {
+fn between(src: Copied, dst: Copied) -> AddrInfo {
     AddrInfo {
         ai_flags: 0,
         ai_family: 0,
@@ -98,8 +101,8 @@ extern "C" fn rdma_getaddrinfo(
             ai_qp_type: hints.ai_qp_type,
             ai_port_space: hints.ai_port_space,
             ..between(
-                (copy(hints.ai_src_addr, hints.ai_src_len), hints.ai_src_len),
-                (copy(hints.ai_dst_addr, hints.ai_dst_len), hints.ai_dst_len),
+                copy(hints.ai_src_addr, hints.ai_src_len),
+                copy(hints.ai_dst_addr, hints.ai_dst_len),
             )
         });
         return 0;
@@ -123,15 +126,11 @@ extern "C" fn rdma_getaddrinfo(
     }
     // SAFETY: a lookup that succeeds has one.
     let first = unsafe { &*found };
-    let address = (copy(first.ai_addr, first.ai_addrlen), first.ai_addrlen);
-    let given = hints.map_or((ptr::null_mut(), 0), |hints| {
-        (copy(hints.ai_src_addr, hints.ai_src_len), hints.ai_src_len)
-    });
+    let address = copy(first.ai_addr, first.ai_addrlen);
     let (src, dst) = if is_passive {
-        free(given.0);
-        (address, (ptr::null_mut(), 0))
+        (address, NOTHING)
     } else {
-        (given, address)
+        (hints.map_or(NOTHING, |hints| copy(hints.ai_src_addr, hints.ai_src_len)), address)
     };
     *out = made(AddrInfo {
         ai_flags: flags,

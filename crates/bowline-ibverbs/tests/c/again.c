@@ -173,6 +173,20 @@ static void addresses(void)
 	MUST(found->ai_src_len == sizeof group && found->ai_src_addr != hints.ai_src_addr);
 	MUST(memcmp(found->ai_src_addr, &group, sizeof group) == 0);
 	rdma_freeaddrinfo(found);
+	/* A program may say how much room its address has: the answer says what there is. */
+	struct sockaddr_storage room = { 0 };
+	memcpy(&room, &group, sizeof group);
+	hints.ai_src_addr = (struct sockaddr *)&room;
+	hints.ai_src_len = sizeof room;
+	hints.ai_dst_len = sizeof room;
+	MUST(rdma_getaddrinfo(NULL, NULL, &hints, &found) == 0);
+	MUST(found->ai_src_len <= sizeof(struct sockaddr_in6) && found->ai_dst_len == 0);
+	MUST(memcmp(found->ai_src_addr, &room, found->ai_src_len) == 0);
+	rdma_freeaddrinfo(found);
+	MUST(rdma_getaddrinfo("127.0.0.1", NULL, &hints, &found) == 0);
+	MUST(found->ai_src_len <= sizeof(struct sockaddr_in6) && found->ai_dst_len == sizeof group);
+	MUST(memcmp(found->ai_src_addr, &room, found->ai_src_len) == 0);
+	rdma_freeaddrinfo(found);
 	MUST(rdma_getaddrinfo(NULL, NULL, NULL, &found) == -1 && errno == EINVAL);
 }
 
