@@ -11,6 +11,9 @@ use super::transfer::Received;
 use crate::cm::addr;
 use crate::fails;
 
+/// Longest memory of a call, which says by a signed number how much of it was used.
+const LEN_MAX: usize = isize::MAX.cast_unsigned();
+
 /// What these calls return when they fail.
 fn failed(errno: c_int) -> c_int {
     fails(errno);
@@ -95,6 +98,7 @@ unsafe fn bytes<'a>(at: *const c_void, len: usize) -> Result<&'a [u8], c_int> {
     match len {
         0 => Ok(&[]),
         _ if at.is_null() => Err(libc::EFAULT),
+        _ if len > LEN_MAX => Err(libc::EINVAL),
         // SAFETY: as this function's.
         _ => Ok(unsafe { slice::from_raw_parts(at.cast(), len) }),
     }
@@ -108,6 +112,7 @@ unsafe fn room<'a>(at: *mut c_void, len: usize) -> Result<&'a mut [u8], c_int> {
     match len {
         0 => Ok(&mut []),
         _ if at.is_null() => Err(libc::EFAULT),
+        _ if len > LEN_MAX => Err(libc::EINVAL),
         // SAFETY: as this function's.
         _ => Ok(unsafe { slice::from_raw_parts_mut(at.cast(), len) }),
     }
@@ -245,23 +250,49 @@ unsafe extern "C" fn rrecvfrom(
 unsafe fn gather(list: *const libc::iovec, count: usize) -> Result<Vec<u8>, c_int> {
     let mut out = Vec::new();
     // SAFETY: as this function's.
-    for piece in unsafe { pieces(list, count) }? {
+    let (list, _) = unsafe { pieces(list, count) }?;
+    for piece in list {
         // SAFETY: as this function's.
         out.extend_from_slice(unsafe { bytes(piece.iov_base, piece.iov_len) }?);
     }
     Ok(out)
 }
 
+/// A list, and the bytes that all of it has.
+///
 /// # Safety
 /// The list has `count` entries.
-unsafe fn pieces<'a>(list: *const libc::iovec, count: usize) -> Result<&'a [libc::iovec], c_int> {
-    match count {
-        0 => Ok(&[]),
-        _ if list.is_null() => Err(libc::EFAULT),
-        _ if count > libc::UIO_MAXIOV as usize => Err(libc::EINVAL),
+unsafe fn pieces<'a>(
+    list: *const libc::iovec,
+    count: usize,
+) -> Result<(&'a [libc::iovec], usize), c_int> {
+    let list = match count {
+        0 => &[],
+        _ if list.is_null() => return Err(libc::EFAULT),
+        _ if count > libc::UIO_MAXIOV as usize => return Err(libc::EINVAL),
         // SAFETY: as this function's.
-        _ => Ok(unsafe { slice::from_raw_parts(list, count) }),
+        _ => unsafe { slice::from_raw_parts(list, count) },
+    };
+    let add = |sum: usize, piece: &libc::iovec| sum.checked_add(piece.iov_len);
+    let whole = list.iter().try_fold(0, add).filter(|whole| *whole <= LEN_MAX);
+    Ok((list, whole.ok_or(libc::EINVAL)?))
+}
+
+/// Copies bytes into a list, from its byte `at` on.
+///
+/// # Safety
+/// Each entry has its room.
+unsafe fn place(list: &[libc::iovec], mut at: usize, mut bytes: &[u8]) -> Result<(), c_int> {
+    for piece in list {
+        let before = at.min(piece.iov_len);
+        at -= before;
+        let (now, later) = bytes.split_at(bytes.len().min(piece.iov_len - before));
+        // SAFETY: as this function's.
+        let room = unsafe { room(piece.iov_base, before + now.len()) }?;
+        room[before..].copy_from_slice(now);
+        bytes = later;
     }
+    Ok(())
 }
 
 /// Receives into a list; returns what was received too.
@@ -275,22 +306,29 @@ unsafe fn scatter(
     flags: c_int,
 ) -> Result<Received, c_int> {
     // SAFETY: as this function's.
-    let list = unsafe { pieces(list, count) }?;
+    let (list, whole) = unsafe { pieces(list, count) }?;
     if let [one] = list {
         // SAFETY: as this function's.
         return socket.receive(unsafe { room(one.iov_base, one.iov_len) }?, flags);
     }
-    let whole = list.iter().map(|piece| piece.iov_len).sum();
-    let mut all = vec![0; whole];
-    let received = socket.receive(&mut all, flags)?;
-    let mut left = &all[..received.len];
-    for piece in list {
-        let (now, later) = left.split_at(left.len().min(piece.iov_len));
+    // No more comes at once.
+    let mut part = vec![0; whole.min(socket.receive_ring())];
+    let wants_all = flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK == 0;
+    let mut all = Received::default();
+    loop {
+        let len = part.len().min(whole - all.len);
+        let one = match socket.receive(&mut part[..len], flags) {
+            Ok(one) => one,
+            Err(_) if all.len > 0 => return Ok(all),
+            Err(errno) => return Err(errno),
+        };
         // SAFETY: as this function's.
-        unsafe { room(piece.iov_base, now.len()) }?.copy_from_slice(now);
-        left = later;
+        unsafe { place(list, all.len, &part[..one.len]) }?;
+        all = Received { len: all.len + one.len, whole: all.len + one.whole, from: one.from };
+        if socket.is_datagram || !wants_all || one.len < len || all.len == whole {
+            return Ok(all);
+        }
     }
-    Ok(received)
 }
 
 /// # Safety

@@ -178,6 +178,12 @@ impl Socket {
         Ok(())
     }
 
+    /// Bytes that a receive returns at most, but for one that waits for all; a datagram is no
+    /// longer.
+    pub(super) fn receive_ring(&self) -> usize {
+        self.lock().options.receive_ring
+    }
+
     /// Receives bytes, or a datagram.
     ///
     /// # Errors

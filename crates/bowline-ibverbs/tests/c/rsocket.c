@@ -4,6 +4,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <netinet/tcp.h>
 #include <pthread.h>
 #include <rdma/rsocket.h>
@@ -129,6 +130,19 @@ static void transfers(int ends[2])
 	MUST(rrecvmsg(ends[1], &message, 0) == 8);
 	MUST(memcmp(in, out, 2) == 0 && memcmp(in + 100, out + 2, 6) == 0);
 	MUST(rsend(ends[0], out, 0, 0) == 0);
+	/* Lists that no memory has are refused. */
+	struct iovec large[3] = { { in, SSIZE_MAX }, { in, SSIZE_MAX }, { in, 3 } };
+	FAILS(rreadv(ends[1], large, 2), EINVAL);
+	FAILS(rreadv(ends[1], large, 3), EINVAL);
+	FAILS(rwritev(ends[0], large, 2), EINVAL);
+	message.msg_iov = large;
+	FAILS(rrecvmsg(ends[1], &message, MSG_DONTWAIT), EINVAL);
+	FAILS(rrecv(ends[1], in, SIZE_MAX, MSG_DONTWAIT), EINVAL);
+	/* Of long ones no more is taken in than comes at once. */
+	struct iovec sparse[2] = { { in, MANY }, { in + MANY - 1, (size_t)1 << 46 } };
+	MUST(rsend(ends[0], out, 8, 0) == 8);
+	message.msg_iov = sparse;
+	MUST(rrecvmsg(ends[1], &message, 0) == 8 && memcmp(in, out, 8) == 0);
 	/* Until nothing more goes; then what was sent is read, and more goes. */
 	ssize_t sent = 0, number;
 	while ((number = rsend(ends[0], out + sent, MANY - sent, MSG_DONTWAIT)) > 0)
@@ -167,7 +181,10 @@ static void threads(int ends[2])
 	memset(in, 0, MANY);
 	MUST(pthread_create(&one, NULL, echo, &ends[1]) == 0);
 	MUST(pthread_create(&two, NULL, sender, &ends[0]) == 0);
-	MUST(rrecv(ends[0], in, MANY, MSG_WAITALL) == MANY);
+	/* All of a list, which is more than comes at once. */
+	struct iovec places[3] = { { in, 5000 }, { in + 5000, 70001 }, { in + 75001, MANY - 75001 } };
+	struct msghdr message = { .msg_iov = places, .msg_iovlen = 3 };
+	MUST(rrecvmsg(ends[0], &message, MSG_WAITALL) == MANY);
 	MUST(memcmp(in, out, MANY) == 0);
 	pthread_join(one, NULL);
 	pthread_join(two, NULL);
