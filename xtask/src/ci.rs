@@ -28,7 +28,7 @@ const XTASK: [&str; 6] = ["run", "--quiet", "--locked", "--package", "xtask", "-
 /// What is optional is built and tested, too.
 const ALL: &str = "--all-features";
 
-const STEPS: [Step; 29] = [
+const STEPS: [Step; 30] = [
     step("fmt", &["fmt", "--all", "--check"], 60),
     step(
         "clippy",
@@ -72,6 +72,7 @@ const STEPS: [Step; 29] = [
     Step { name: "doc", cargo: &api::DOC, env: Some(api::DOC_FLAGS), limit: 300 },
     step("api", &["xtask", "api"], 120),
     step("check", &["xtask", "check"], 60),
+    step("dissect", &["xtask", "dissect"], 120),
     step("model", &["xtask", "model"], 420),
     step("deny", &["xtask", "deny"], 60),
     step("semver", &["xtask", "semver"], 400),

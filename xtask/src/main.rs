@@ -2,6 +2,7 @@
 
 mod api;
 mod ci;
+mod dissect;
 mod dist;
 mod fuzz;
 mod hostile;
@@ -39,6 +40,8 @@ checks of the repository
                      it has a name; --accept keeps the present one
   publish            every published crate can be packaged; docs/release.md tells the rest
   musl               a program that serves disks links with musl by the oldest Rust that is promised
+  dissect [FOLDER]   tshark shows the captures of the repository, or of FOLDER, with our dissectors, and
+                     that is what bowline-wire reads; needs tshark
   deny               licences and sources of dependencies; needs cargo-deny
   semver             the library against its last release; needs cargo-semver-checks
   readme             commands of README as they stand, pasted into one shell; needs root
@@ -100,6 +103,7 @@ fn main() -> ExitCode {
         Some("beside") => no_args(rest, machine::beside),
         Some("semver") => no_args(rest, release::semver),
         Some("release") => release::prepare(rest),
+        Some("dissect") => dissect::run(rest),
         Some("deny") => no_args(rest, run::deny),
         Some("ci") => no_args(rest, ci::run),
         Some("sim") => run::bowline("sim", rest),
