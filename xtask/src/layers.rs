@@ -9,7 +9,7 @@ use crate::run::{self, Outcome};
 
 /// Crates and their layer: a crate may use crates of lower layers only. The command is the top
 /// edge.
-const LAYERS: [(&str, u8); 28] = [
+const LAYERS: [(&str, u8); 29] = [
     ("bowline-base", 0),
     ("bowline-crc", 0),
     ("bowline-wait", 0),
@@ -36,6 +36,7 @@ const LAYERS: [(&str, u8); 28] = [
     ("bowline", 6),
     ("bowline-bench", 7),
     ("bowline-interop-peer", 7),
+    ("bowline-probe", 7),
     ("bowline-node", 7),
     ("bowline-cli", 8),
 ];

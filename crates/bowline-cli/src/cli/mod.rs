@@ -15,6 +15,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 mod common;
 mod disk;
+mod probe;
 mod quickstart;
 mod rdma;
 mod rds;
@@ -47,6 +48,7 @@ enum Command {
     Info(rds::info::Args),
     Top(rds::top::Args),
     Ping(rds::ping::Args),
+    Probe(probe::Args),
     Stress(rds::stress::Args),
     Sysctl(rds::admin::SysctlArgs),
     Drop(rds::admin::DropArgs),
@@ -81,6 +83,7 @@ impl Command {
             Self::Info(_) => "info",
             Self::Top(_) => "top",
             Self::Ping(_) => "ping",
+            Self::Probe(_) => "probe",
             Self::Stress(_) => "stress",
             Self::Sysctl(_) => "sysctl",
             Self::Drop(_) => "drop",
@@ -112,6 +115,7 @@ impl Command {
             Self::Info(args) => rds::info::run(&args),
             Self::Top(args) => rds::top::run(&args),
             Self::Ping(args) => rds::ping::run(&args),
+            Self::Probe(args) => probe::run(&args),
             Self::Stress(args) => rds::stress::run(args),
             Self::Sysctl(args) => rds::admin::run_sysctl(&args),
             Self::Drop(args) => rds::admin::run_drop(&args),

@@ -22,6 +22,7 @@ mod node_disks;
 mod nodes;
 mod over_rdma;
 mod own_node;
+mod probe;
 mod programs;
 mod queue;
 mod rdma;

@@ -76,6 +76,24 @@ pub(super) fn more(name: &str) -> More {
             environment: &[RUNTIME],
             see_also: &["node", "info"],
         },
+        "probe" => More {
+            examples: &[
+                ("bowline probe rds 192.0.2.2", "Ask a node's RDS over TCP."),
+                (
+                    "bowline probe rnbd --disk disk0 --json 192.0.2.2",
+                    "Ask an RNBD server, which has a disk for that; print the findings for programs.",
+                ),
+                (
+                    "bowline probe rds --rule R-103 --capture /tmp/probe 192.0.2.2",
+                    "Ask one rule, and write a capture if it is not kept.",
+                ),
+            ],
+            see_also: &["ping", "rnbd"],
+            ..More::default()
+        },
+        "probe-cm" | "probe-rds" | "probe-rnbd" | "probe-rtrs" => {
+            More { see_also: &["probe"], ..More::default() }
+        }
         "stress" => More {
             examples: &[
                 ("bowline stress", "Wait for the other side, at every address of this machine."),
