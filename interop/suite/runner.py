@@ -13,8 +13,8 @@ from lab.common import CACHE, HERE, NETNS, Fail
 from lab.guest import alive
 from lab.prepare import prepare
 
-from . import disk_speed, door_speed, machine, netem, programs, rdmacore, rds_rdma, rnbd_guest, roce, rtrs, scenarios, speed
-from . import verbs_programs
+from . import disk_speed, door_speed, machine, netem, probe, programs, rdmacore, rds_rdma, rnbd_guest, roce, rtrs, scenarios
+from . import speed, verbs_programs
 from .base import ALL, Wrong
 from .table import table
 from .world import Case, World, find_peer
@@ -22,7 +22,7 @@ from .world import Case, World, find_peer
 # seconds that a case has beyond its own time, after its endpoints were closed, and after its guests are gone
 BEYOND, CLOSED, RENEWED = 15, 20, 120
 # they add their scenarios to ALL
-MODULES = (scenarios, programs, roce, verbs_programs, rdmacore, rds_rdma, rtrs, rnbd_guest, machine, disk_speed, door_speed, speed)
+MODULES = (scenarios, probe, programs, roce, verbs_programs, rdmacore, rds_rdma, rtrs, rnbd_guest, machine, disk_speed, door_speed, speed)
 
 
 def parse(about, argv):

@@ -139,8 +139,8 @@ pub(super) const RULES: [Rule<Scene>; 24] = [
         id: "R-210",
         asked: "a second connection, when one path is agreed",
         expected: |profile| match profile {
-            Profile::Bowline => "no byte on it; the first one serves [R-215]",
-            _ => "it ends, without a byte; the first one serves",
+            Profile::Linux612 => "it ends, without a byte; the first one serves",
+            _ => "no byte on it; the first one serves [R-215]",
         },
         ask: second_connection,
     },
@@ -421,13 +421,13 @@ fn second_connection(scene: &mut Scene) -> Answer {
     let first = scene.link()?;
     scene.serves(first)?;
     if let Some(mut second) = scene.dial(from)? {
-        // A bowline node keeps it, silent.
+        // Others than 6.12 may keep it, silent.
         let until = match scene.profile() {
-            Profile::Bowline => Instant::now() + GRACE,
-            _ => scene.until(),
+            Profile::Linux612 => scene.until(),
+            _ => Instant::now() + GRACE,
         };
         match second.next(until) {
-            Err(Silence::Nothing) if scene.profile() != Profile::Bowline => {
+            Err(Silence::Nothing) if scene.profile() == Profile::Linux612 => {
                 return deviates("the second one stays open");
             }
             Err(_) => {}
