@@ -84,7 +84,6 @@ local RDS_CONNECT_BOWLINE = {
 }
 
 local RTRS_MAGIC = 0x1bbd
-local RTRS_PORT = 1234
 
 -- Type, name.
 local RTRS_TYPES = {
@@ -283,7 +282,7 @@ local function show(proto, tree, tvb, rows, little)
             local range = tvb:range(offset, bytes)
             local item = fields[proto.name:lower() .. "." .. name]
             if how == "text" then
-                tree:add(item, range, range:raw():match("^[^%z]*"))
+                tree:add(item, range, range:raw():match("^[^\0]*"))
             elseif little and how ~= "bytes" then
                 tree:add_le(item, range)
             else
@@ -310,13 +309,6 @@ end
 
 local function errno_text(errno)
     return ERRNOS[errno] or string.format("errno %d", errno)
-end
-
-local function add_text(tree, proto, name, label, range, text)
-    local item = field(proto, name, function(filter) return ProtoField.string(filter, label) end)
-    local shown = range and tree:add(item, range, text) or tree:add(item, text)
-    if not range then shown:set_generated() end
-    return shown
 end
 
 local function add_frame(tree, proto, name, label, number)
@@ -478,7 +470,7 @@ local function extensions(area)
         out[#out + 1] = { name = name, text = text, at = at, len = 1 + row[3] }
         at = at + 1 + row[3]
     end
-    out.rest = area:sub(at + 1):gsub("%z+$", "")
+    out.rest = area:sub(at + 1):gsub("\0+$", "")
     return out
 end
 
@@ -554,7 +546,7 @@ local function ports_of(map)
     end
     local at = 1
     while true do
-        at = map:find("[^%z]", at)
+        at = map:find("[^\0]", at)
         if not at then break end
         local byte = map:byte(at)
         for bit = 0, 7 do
@@ -632,7 +624,8 @@ local function tcp_message(tvb, pinfo, root)
     local tree = root:add(rds, tvb:range())
     local raw = tvb:range(0, RDS_HEADER_LEN):raw()
     local h = header_of(raw)
-    if h.len > LONGEST then
+    -- Nothing but zeros is the middle of a map.
+    if h.len > LONGEST or not raw:find("[^\0]") then
         tree:add_proto_expert_info(experts.no_header)
         say(pinfo, "RDS", "no RDS header here")
         return tvb:len()
@@ -980,7 +973,7 @@ local function rnbd_line(s, session)
     if kind == 0 or kind == 1 then
         return string.format("%s version %d", name, s:byte(5)), name
     elseif kind == 2 then
-        local device = s:sub(7, 261):match("^[^%z]*")
+        local device = s:sub(7, 261):match("^[^\0]*")
         local access = names_of(RNBD_ACCESS)[s:byte(5)] or string.format("access %d", s:byte(5))
         return string.format("OPEN %q %s", device, access), name, device
     elseif kind == 3 then
@@ -1184,7 +1177,7 @@ local function rtrs_learn(packet)
         local type_ = whole and #whole >= 8 and le16(whole, 0)
         if type_ == 0 and #whole >= 272 then
             packet.kind = "INFO_REQ"
-            packet.line = string.format("INFO_REQ session %q", whole:sub(3, 257):match("^[^%z]*"))
+            packet.line = string.format("INFO_REQ session %q", whole:sub(3, 257):match("^[^\0]*"))
             if #whole > 272 then
                 packet.line = string.format("%s, %d paths given up", packet.line,
                     math.floor((#whole - 272) / 4))

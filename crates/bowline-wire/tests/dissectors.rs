@@ -12,8 +12,8 @@ use bowline_wire::rds::{
 };
 use bowline_wire::rnbd::{self, Access, Io, IoFlags, OpenRsp};
 use bowline_wire::rtrs::{
-    ConAnswer, ConReq, ConRsp, Desc, Geometry, Imm, MAGIC, PORT, READ_HDR_MAX, RkeyRsp,
-    SessionName, Uuid, emit_info_req, emit_info_rsp, read_hdr, write_hdr,
+    ConAnswer, ConReq, ConRsp, Desc, Geometry, Imm, MAGIC, READ_HDR_MAX, RkeyRsp, SessionName,
+    Uuid, emit_info_req, emit_info_rsp, read_hdr, write_hdr,
 };
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/wireshark/bowline.lua");
@@ -150,7 +150,6 @@ fn constants_are_those_of_this_crate() {
         ("RDS_MAP_LEN", MAP_LEN as u64),
         ("RDS_PROBE_PORT", PROBE_PORT.into()),
         ("RTRS_MAGIC", MAGIC.into()),
-        ("RTRS_PORT", PORT.into()),
     ] {
         assert_eq!(constant(name), value, "{name}");
     }
