@@ -22,7 +22,7 @@ const VARIABLE: &str = "BOWLINE_BACKGROUND";
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Starts the command line of this process in another one, which has its output but neither its
-/// input nor the signals of its terminal, and waits until it is [`ready`](Starter::ready). If that
+/// input nor the signals of its terminal, and waits until it is ready. If that
 /// process ends before, this one ends with its exit status.
 ///
 /// # Errors
