@@ -35,7 +35,8 @@ fn each_user_has_the_events_of_its_listeners_and_connections() {
             assert!(matches!(event, CmEvent::Established { .. }) && event.id() == id, "{event:?}");
             assert_eq!(idle.join().unwrap(), Err(Error::TimedOut));
             users[mine].destroy_id(id).unwrap();
-            assert!(matches!(far.cm_event(PATIENCE), Ok(CmEvent::Disconnected { .. })));
+            let event = far.cm_event(PATIENCE);
+            assert!(matches!(event, Ok(CmEvent::Disconnected { .. })), "{event:?}");
             while far.cm_event(NONE).is_ok() {}
         });
     }
