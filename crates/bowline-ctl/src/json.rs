@@ -121,21 +121,24 @@ impl Json {
 
 impl fmt::Display for Json {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&serde_json::to_string(self).map_err(|_| fmt::Error)?)
+        f.write_str(&serde_json::to_string(&Written(self)).map_err(|_| fmt::Error)?)
     }
 }
 
-impl Serialize for Json {
+/// A value as serde writes it. Not the value itself: it would promise a version of serde.
+struct Written<'a>(&'a Json);
+
+impl Serialize for Written<'_> {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        match self {
-            Self::Null => to.serialize_unit(),
-            Self::Bool(value) => to.serialize_bool(*value),
-            Self::Int(number) => to.serialize_i64(*number),
-            Self::Uint(number) => to.serialize_u64(*number),
-            Self::Text(text) => to.serialize_str(text),
-            Self::List(values) => to.collect_seq(values),
-            Self::Object(members) => {
-                to.collect_map(members.iter().map(|(name, value)| (name, value)))
+        match self.0 {
+            Json::Null => to.serialize_unit(),
+            Json::Bool(value) => to.serialize_bool(*value),
+            Json::Int(number) => to.serialize_i64(*number),
+            Json::Uint(number) => to.serialize_u64(*number),
+            Json::Text(text) => to.serialize_str(text),
+            Json::List(values) => to.collect_seq(values.iter().map(Written)),
+            Json::Object(members) => {
+                to.collect_map(members.iter().map(|(name, value)| (name, Written(value))))
             }
         }
     }
