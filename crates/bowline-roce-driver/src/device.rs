@@ -459,32 +459,7 @@ impl SoftDevice {
     /// # Errors
     /// As [`Device::post_send`].
     pub fn post_all_or_none(&self, qp: Qpn, wrs: &[SendWr<'_>]) -> Result<(), Error> {
-        self.post(qp, Error::Closed, |core, now| core.post_all_or_none(now, qp, wrs))
-    }
-
-    /// Posts send requests; `closed` is the error of a device that is gone.
-    fn post<E>(
-        &self,
-        qp: Qpn,
-        closed: E,
-        post: impl FnOnce(&mut Core, Instant) -> Result<(), E>,
-    ) -> Result<(), E> {
-        let now = clock::now();
-        let mut st = self.shared.lock();
-        if st.stop {
-            return Err(closed);
-        }
-        let done = post(&mut st.core, now);
-        self.shared.settle(&mut st);
-        // The program may post to other queue pairs next.
-        let acks_deferred = self.shared.may_defer_acks(&st, now) && st.core.defer_acks(now, qp);
-        drop(st);
-        if acks_deferred {
-            self.shared.flush_except_deferred_acks(now);
-        } else {
-            self.shared.flush(now);
-        }
-        done
+        self.shared.post(qp, Error::Closed, |core, now| core.post_all_or_none(now, qp, wrs))
     }
 
     /// Makes a change that may cause packets and events.
@@ -718,7 +693,7 @@ impl Device for SoftDevice {
     }
 
     fn post_send(&self, qp: Qpn, wrs: &[SendWr<'_>]) -> Result<(), (usize, Error)> {
-        self.post(qp, (0, Error::Closed), |core, now| core.post_send(now, qp, wrs))
+        self.shared.post(qp, (0, Error::Closed), |core, now| core.post_send(now, qp, wrs))
     }
 
     fn post_recv(&self, qp: Qpn, wrs: &[RecvWr<'_>]) -> Result<(), (usize, Error)> {

@@ -6,8 +6,8 @@ use std::sync::{MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 use bowline_base::clock;
-use bowline_roce::{Burst, Instant};
-use bowline_verbs::Error;
+use bowline_roce::{Burst, Device as Core, Instant};
+use bowline_verbs::{Error, Qpn};
 use bowline_wire::roce::UDP_PORT;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -63,6 +63,31 @@ impl Shared {
         self.unanswered.load(Ordering::Relaxed) <= UNANSWERED_MAX && st.helper_polls_soon(now)
     }
 
+    /// Posts send requests; `closed` is the error of a device that is gone.
+    pub(crate) fn post<E>(
+        &self,
+        qp: Qpn,
+        closed: E,
+        post: impl FnOnce(&mut Core, Instant) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let now = clock::now();
+        let mut st = self.lock();
+        if st.stop {
+            return Err(closed);
+        }
+        let done = post(&mut st.core, now);
+        self.settle(&mut st);
+        // The program may post to other queue pairs next.
+        let acks_deferred = self.may_defer_acks(&st, now) && st.core.defer_acks(now, qp);
+        drop(st);
+        if acks_deferred {
+            self.flush_except_deferred_acks(now);
+        } else {
+            self.flush(now);
+        }
+        done
+    }
+
     /// Sends all deferred and delayed acknowledgements, including those that another thread is
     /// about to send: they have been sent when this returns.
     pub(crate) fn release_acks(&self, now: Instant) {
@@ -92,7 +117,7 @@ impl Shared {
 
     /// Like `flush`, except for the acknowledgements that the core has deferred: these are kept,
     /// unless another thread also has something to send.
-    pub(crate) fn flush_except_deferred_acks(&self, now: Instant) {
+    fn flush_except_deferred_acks(&self, now: Instant) {
         if let Some(mut tx) = self.try_tx() {
             self.unsent.store(false, Ordering::SeqCst);
             let acks_deferred = self.send_all(now, true, &mut tx.bursts);

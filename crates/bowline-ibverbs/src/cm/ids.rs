@@ -68,8 +68,8 @@ pub(super) struct State {
     pub(super) listens: Option<SocketAddr>,
     /// Port that no other id may be bound to.
     port: Option<u16>,
-    /// The program has heard that the connection has ended, or that there is none: of its end no
-    /// further event comes.
+    /// The program has heard that the connection has ended or was not made, after which no event
+    /// about its end comes.
     pub(super) is_over: bool,
     /// What a peer asks for, until it is answered.
     pub(super) request: Option<ConnRequest>,

@@ -252,7 +252,8 @@ impl Connection {
         }
     }
 
-    /// Tells whether either side has ended the connection. After that all that is posted comes back.
+    /// Tells whether either side has ended the connection: after that all that is posted comes
+    /// back.
     fn has_ended(&self) -> bool {
         self.is_disconnected || self.stream.as_ref().is_some_and(Stream::has_peer_gone)
     }

@@ -467,7 +467,7 @@ mod tests {
         assert_eq!(sender(&header(mapped, own), 9, &[]), "10.0.0.7:9".parse().unwrap());
     }
 
-    /// A program names its peer with the link; in the network header there is none.
+    /// A program names its peer with the link, which is not in the network header.
     #[test]
     fn a_peer_of_a_link_is_known_with_the_link() {
         let own: Ipv6Addr = "fe80::1".parse().unwrap();

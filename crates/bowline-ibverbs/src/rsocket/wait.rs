@@ -224,9 +224,9 @@ impl Signals {
         }
     }
 
-    /// Gives a socket its event, or gives it back: it is not of a socket. A request that ends before
-    /// its socket has looked at it leaves nothing, so that no more of them wait than the device
-    /// keeps.
+    /// Gives a socket its event, or gives it back: it is not of a socket. A request that ends
+    /// before its socket has looked at it leaves nothing, so that no more of them wait than the
+    /// device keeps.
     pub(crate) fn report(&mut self, event: CmEvent) -> Option<CmEvent> {
         let number = event.id();
         let of = match &event {
