@@ -100,7 +100,8 @@ fn signals_are_passed_on_to_the_command() {
     let folder = Folder::new();
     let _server = export(&folder, 4);
     let command = "n=0; trap 'n=$((n+1)); echo term $n; [ $n = 2 ] && exit 5' TERM; \
-                   trap 'echo user' USR1; echo ready; while :; do sleep 0.02; done";
+                   trap 'echo user' USR1; echo ready; \
+                   for turn in $(seq 1000); do sleep 0.02; done";
     let mut client = start_map(&folder, 4, command, &[]);
     client.expect("ready");
     client.signal("-USR1");
