@@ -48,7 +48,7 @@ const _: () = assert!(READ >= RING_MESSAGE_MAX);
 /// Requests of one channel that are executed before others get their turn.
 const REQUESTS: usize = 64;
 /// How long a channel may be full of requests that wait for the one before them, and how long its
-/// user may have sent too much that cannot be closed.
+/// user may have sent more than is closed.
 const STUFFED: Duration = Duration::from_secs(60);
 /// How often the server looks at what tells nobody of itself, and its longest sleep.
 pub const LOOK: Duration = Duration::from_millis(200);

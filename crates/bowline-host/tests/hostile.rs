@@ -815,7 +815,7 @@ fn what_a_user_sends_is_bounded_while_it_cannot_be_closed() {
     scene.works();
 }
 
-/// A user's other programs wait while what one has sent cannot be closed, and go on afterwards.
+/// A user's other programs wait while what one has sent cannot be closed, and continue afterwards.
 #[test]
 fn a_program_waits_while_another_of_its_user_has_sent_too_much() {
     let scene = Scene::alone(28);
