@@ -346,7 +346,7 @@ fn a_disk_that_is_mapped_already_and_a_wrong_value_are_explained() {
 
 #[test]
 fn a_list_of_another_machine_says_that_the_protocol_has_none() {
-    // tests [NB-76]
+    // tests [NB-78]
     let folder = Folder::new();
     for words in ["list 192.0.2.1", "list server.example", "client list ip:fe80::1"] {
         let done = rnbd(&folder, words).exits(256 - 22);

@@ -266,7 +266,7 @@ fn option(options: &mut Options, verb: Verb, word: &str) -> Result<bool, Refusal
             } else if let Some(unit) = Unit::of(word) {
                 options.unit = Some(unit);
             } else if verb == Verb::List && word.contains(['.', ':', '@']) {
-                // [NB-76] No field has these characters.
+                // [NB-78] No field has these characters.
                 return Err(Refusal::usage(format!(
                     "{word}: RNBD has no message that lists the disks of another machine; `rnbd exports` there \
                      does, and `rnbd map NAME --from {word}` maps one of them"
