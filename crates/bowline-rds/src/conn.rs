@@ -251,6 +251,12 @@ impl Conn {
         links.next().filter(|_| links.next().is_none())
     }
 
+    /// Tells whether the peer is a kernel whose paths are known by their ports: one of 7.x,
+    /// whose paths above 0 wait until path 0 has nothing to send.
+    pub(crate) fn is_later_kernel(&self) -> bool {
+        self.peer == Peer::Kernel && self.peer_sport_idx
+    }
+
     /// Returns the link that carries this node's maps: the link of the lowest path in service
     /// [B-9].
     pub(crate) fn map_link(&self) -> Option<LinkId> {

@@ -253,13 +253,18 @@ impl Node {
             match conn.paths.get(usize::from(index)) {
                 Some(p) if p.state == PathState::Up => {
                     let link = p.link.and_then(|l| self.links.get(l.0));
-                    // How the others begin depends on what a kernel's address sends on path 0
-                    // [R-2010].
-                    let asks = index == 0 && conn.peer == Peer::Kernel && self.config.end_to_end;
+                    // How the others begin depends on what the address of a later kernel sends on
+                    // path 0 [R-2010]. It knows them by their ports, in whatever order they come
+                    // and says nothing on them.
+                    let later = conn.is_later_kernel() && self.config.end_to_end;
                     let heard = |l: &Link| {
                         l.greeting.heard_frame || self.now >= l.since + super::links::CONFIRM_TIME
                     };
-                    if !link.is_some_and(|l| l.confirmed && (!asks || heard(l))) {
+                    let follows = |l: &Link| match index {
+                        0 => l.confirmed && (!later || heard(l)),
+                        _ => l.confirmed || later,
+                    };
+                    if !link.is_some_and(follows) {
                         return None;
                     }
                 }

@@ -320,7 +320,7 @@ impl Node {
     pub(super) fn attach(&mut self, id: LinkId, index: u8) {
         let Some(link) = self.links.get_mut(id.0) else { return };
         let (conn_id, since) = (link.conn, link.since);
-        let known_kernel = index > 0 && self.is_kernel_on_path_0(conn_id);
+        let is_later_kernel = index > 0 && self.is_later_kernel_on_path_0(conn_id);
         let Some(link) = self.links.get_mut(id.0) else { return };
         let Some(conn) = self.conns.get_mut(conn_id.0) else { return };
         link.path = Some(index);
@@ -329,7 +329,7 @@ impl Node {
         // is. So a stream that does not begin with a greeting shows that the peer is a kernel
         // [R-2010].
         let dials = self.config.end_to_end && link.role == Role::Dial;
-        if conn.peer.is_bowline() || (dials && !known_kernel) {
+        if conn.peer.is_bowline() || (dials && !is_later_kernel) {
             link.greeting.owe();
         }
         if conn.peer.is_bowline() {
@@ -376,14 +376,19 @@ impl Node {
             // The map goes out by the lowest path, which may have nothing else to send.
             self.signal_map(conn_id);
         }
+        if is_later_kernel && self.conns.get(conn_id.0).is_some_and(|c| c.we_dial) {
+            // Nothing comes on it that the next one could wait for.
+            self.connect_all_if_down(conn_id);
+        }
     }
 
-    /// Tells whether the peer has shown on the present connection of path 0 that it is a kernel. On
-    /// its other paths a greeting would only be one more probe that it has to answer [R-2010].
-    fn is_kernel_on_path_0(&self, conn_id: ConnId) -> bool {
+    /// Tells whether the peer has shown on the present connection of path 0 that it is a later
+    /// kernel. On its other paths a greeting would only be one more probe that it has to answer,
+    /// and for which it tries without a pause until path 0 is empty [R-2010].
+    fn is_later_kernel_on_path_0(&self, conn_id: ConnId) -> bool {
         let Some(conn) = self.conns.get(conn_id.0) else { return false };
         let link = conn.paths.first().and_then(|path| self.links.get(path.link?.0));
-        conn.peer == Peer::Kernel
+        conn.is_later_kernel()
             && link.is_some_and(|l| l.state == LinkState::Serving && l.greeting.heard_frame)
     }
 
@@ -400,6 +405,18 @@ impl Node {
             self.connect_all_if_down(conn_id);
         }
         self.release_by_tcp(id);
+    }
+
+    /// A connection has its first frame that is no map. Of a later kernel's other paths those wait for
+    /// it that could not be opened when path 0 was confirmed, by its map or by TCP [R-2010].
+    pub(super) fn first_frame_on_path(&mut self, id: LinkId) {
+        let Some(link) = self.links.get(id.0).filter(|l| l.path == Some(0) && l.confirmed) else {
+            return;
+        };
+        let conn_id = link.conn;
+        if self.conns.get(conn_id.0).is_some_and(|c| c.we_dial) {
+            self.connect_all_if_down(conn_id);
+        }
     }
 
     /// Makes the next reconnect of the path immediate, since its link has lasted. An answer alone
@@ -422,7 +439,7 @@ impl Node {
         {
             path.delay = 0;
             conn.dial_attempts = 0;
-            if index == 0 && conn.we_dial && conn.peer == Peer::Kernel {
+            if index == 0 && conn.we_dial && conn.is_later_kernel() {
                 // It has sent nothing on path 0 that the other paths could wait for.
                 let conn_id = link.conn;
                 self.connect_all_if_down(conn_id);

@@ -342,6 +342,7 @@ impl Node {
             if !self.is_greeting(header) {
                 self.not_greeted(id);
             }
+            self.first_frame_on_path(id);
         }
         let link = self.links.get_mut(id.0)?;
         let conn_id = link.conn;

@@ -398,9 +398,9 @@ fn maps_and_probes(lab: &mut Lab, links: &[LinkId]) -> (usize, usize) {
 /// without a pause until then. So it is asked nothing there.
 // tests [R-2010]
 #[test]
-fn a_kernel_is_greeted_on_path_0_and_gets_one_map_when_its_paths_are_up() {
+fn a_later_kernel_is_greeted_on_path_0_and_gets_one_map_when_its_paths_are_up() {
     let (mut lab, _, first) = at(A, 4000).dials(FAR, b"x");
-    lab.deliver(first, &[map_of(&[]), pong_with(1, npaths_ext(8))]);
+    lab.deliver(first, &[map_of(&[]), pong_with(1, later_ext(8))]);
     assert_eq!(maps_and_probes(&mut lab, &[first]), (1, 2), "greeting and probe");
     let others = rest_of_paths(&mut lab);
     assert_eq!(up(&lab), [0, 1, 2, 3, 4, 5, 6, 7]);
@@ -415,9 +415,9 @@ fn a_kernel_is_greeted_on_path_0_and_gets_one_map_when_its_paths_are_up() {
 
 // tests [R-2010]
 #[test]
-fn a_kernel_that_comes_back_is_greeted_on_path_0_alone() {
+fn a_later_kernel_that_comes_back_is_greeted_on_path_0_alone() {
     let (mut lab, _, first) = at(A, 4000).dials(FAR, b"x");
-    lab.deliver(first, &[map_of(&[]), pong_with(1, npaths_ext(8))]);
+    lab.deliver(first, &[map_of(&[]), pong_with(1, later_ext(8))]);
     for link in [vec![first], rest_of_paths(&mut lab)].concat() {
         lab.fail(link, CloseReason::Eof);
     }
@@ -426,19 +426,19 @@ fn a_kernel_that_comes_back_is_greeted_on_path_0_alone() {
     lab.deliver(first, &[map_of(&[])]);
     assert!(lab.connects.is_empty(), "a map does not say who it is");
     assert_eq!(maps_and_probes(&mut lab, &[first]), (1, 2));
-    lab.deliver(first, &[pong_with(2, npaths_ext(8))]);
+    lab.deliver(first, &[pong_with(2, later_ext(8))]);
     let others = rest_of_paths(&mut lab);
     assert_eq!(maps_and_probes(&mut lab, &others), (0, 0));
     assert_eq!(maps_and_probes(&mut lab, &[first]), (0, 0));
 }
 
-/// A kernel that answers no pings has no answer to a greeting to send, and a bowline node in its
+/// A later kernel that answers no pings has no answer to a greeting to send, and a bowline node in its
 /// place is to be met as one.
 // tests [R-2010]
 #[test]
-fn a_kernel_that_says_nothing_on_path_0_is_greeted_on_all() {
+fn a_later_kernel_that_says_nothing_on_path_0_is_greeted_on_all() {
     let (mut lab, _, first) = at(A, 4000).dials(FAR, b"x");
-    lab.deliver(first, &[map_of(&[]), pong_with(1, npaths_ext(8))]);
+    lab.deliver(first, &[map_of(&[]), pong_with(1, later_ext(8))]);
     for link in [vec![first], rest_of_paths(&mut lab)].concat() {
         lab.fail(link, CloseReason::Eof);
     }
@@ -450,6 +450,19 @@ fn a_kernel_that_says_nothing_on_path_0_is_greeted_on_all() {
     lab.ms(1);
     let others = rest_of_paths(&mut lab);
     assert_eq!(maps_and_probes(&mut lab, &others), (0, 7));
+}
+
+/// Its paths are numbered as their connections come, and it answers on each without waiting.
+// tests [R-2010]
+#[test]
+fn an_earlier_kernel_is_greeted_on_all_paths_one_after_the_other() {
+    let (mut lab, _, first) = at(A, 4000).dials(FAR, b"x");
+    lab.deliver(first, &[map_of(&[]), pong_with(1, npaths_ext(8))]);
+    let second = lab.establish();
+    assert!(lab.connects.is_empty(), "the peer has not shown that it serves it");
+    assert_eq!(maps_and_probes(&mut lab, &[second]), (0, 1));
+    lab.deliver(second, &[pong_with(0, npaths_ext(8))]);
+    assert_eq!(lab.connects.len(), 1, "the third");
 }
 
 /// Path count after one probe pong with this extension area on a fresh connection.

@@ -103,6 +103,11 @@ pub(crate) fn npaths_ext(n: u16) -> [u8; 16] {
     Handshake { npaths: Some(n), ..Handshake::default() }.emit()
 }
 
+/// Extension area of a later kernel's probe: its ports tell the path, and so do ours for it.
+pub(crate) fn later_ext(n: u16) -> [u8; 16] {
+    Handshake { npaths: Some(n), sport_idx: true, ..Handshake::default() }.emit()
+}
+
 /// Extension area of a bowline node's probe.
 pub(crate) fn bowline_ext(generation: u32, path: u8, max_message: u32) -> [u8; 16] {
     Handshake {
