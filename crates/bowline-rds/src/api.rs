@@ -306,6 +306,9 @@ pub enum Refusal {
     /// The private data of a request over RDMA: of an unknown version, or for other addresses than
     /// those of the request [IB-18], [IB-29].
     PrivateData,
+    /// The peer proposes version 4 of the protocol over RDMA, which is another dialect; it is to
+    /// propose 3.1 [IB-116].
+    LaterVersion,
     /// The peer is connected, or both connect at once [IB-30].
     Raced,
 }
@@ -321,6 +324,7 @@ impl fmt::Display for Refusal {
             Self::NotPermitted => "the list of peers does not permit it",
             Self::PartialMessages => "limit of unfinished messages",
             Self::PrivateData => "version or addresses of the request",
+            Self::LaterVersion => "it proposes version 4 of the protocol, and is to propose 3.1",
             Self::Raced => "another connection of the peer exists",
         })
     }

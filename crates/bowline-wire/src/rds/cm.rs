@@ -158,8 +158,8 @@ impl ConnectData {
         out
     }
 
-    /// Returns the version that a responder agrees on when these data come in a REQ; `None`: it
-    /// refuses [IB-18], [IB-19].
+    /// Returns the version that a kernel of 6.12 agrees on when these data come in a REQ; `None`:
+    /// it refuses [IB-18], [IB-19].
     pub fn negotiated(&self) -> Option<Version> {
         match (self.version, self.minors & MINORS) {
             (Version { major: 4, .. }, common @ 1..) => {

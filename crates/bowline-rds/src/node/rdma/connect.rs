@@ -101,6 +101,9 @@ impl Node {
             self.stats.peer_errors += 1;
             return Err(refuse(self, Refusal::PrivateData));
         };
+        if version != Version::V3_1 {
+            return Err(refuse(self, Refusal::LaterVersion)); // [IB-116]
+        }
         let queues = self.rdma_queues();
         let mut credits = self.rdma_credits(data.credit > 0, queues);
         if !credits.limit(if self.config.sysctl.ib_flow_control() { data.credit } else { 0 }) {
@@ -155,7 +158,7 @@ impl Node {
                 }
             }
         }
-        let mut answer = ConnectData::new(local_ip, remote_ip, version);
+        let mut answer = ConnectData::new(local_ip, remote_ip, Version::V3_1);
         answer.tos = data.tos; // [IB-27]
         answer.credit = credits.take_initial();
         answer.bowline = data.bowline.and(self.rdma_offer());

@@ -2,9 +2,9 @@
 
 use super::*;
 
-// tests [IB-18], [IB-19]
+// tests [IB-18], [IB-19], [IB-116]
 #[test]
-fn versions_are_negotiated_as_a_kernel_does_but_for_none() {
+fn version_3_1_is_accepted_and_no_other() {
     let with = |major, minor, minors| {
         let version = Version { major, minor };
         let data = ConnectData { version, minors, ..Lab::data(LOW) };
@@ -25,13 +25,22 @@ fn versions_are_negotiated_as_a_kernel_does_but_for_none() {
         assert_eq!(with(5, 0, minors), None);
     }
     for minor in [0, 1, 9] {
-        assert_eq!(with(4, minor, 0), None);
-        assert_eq!(with(4, minor, 1), Some((4, 0)));
-        assert_eq!(with(4, minor, 2), Some((4, 1)));
-        assert_eq!(with(4, minor, 3), Some((4, 1)));
-        assert_eq!(with(4, minor, 4), None, "only what both support");
-        assert_eq!(with(4, minor, 0xfffd), Some((4, 0)));
+        for minors in [0, 1, 2, 3, 4, 0xfffd] {
+            assert_eq!(with(4, minor, minors), None, "a kernel would accept some");
+        }
     }
+}
+
+// tests [IB-116]
+#[test]
+fn a_peer_that_proposes_version_4_falls_back_to_3_1() {
+    let mut lab = Lab::new();
+    let proposal = |version| ConnectData { version, ..Lab::data(LOW) }.to_bytes();
+    let refused = lab.request_with(ip(LOW), &proposal(Version { major: 4, minor: 1 }));
+    assert_eq!(refused.err(), Some([1, 0, 0, 0]));
+    let why = |event: &Event| matches!(event, Event::Refused { why: Refusal::LaterVersion, .. });
+    assert!(lab.events.iter().any(why));
+    assert!(lab.request_with(ip(LOW), &proposal(Version::V3_1)).is_ok());
 }
 
 // tests [SAFE-5], [IB-13], [IB-16], [IB-18], [IB-22], [IB-29]
