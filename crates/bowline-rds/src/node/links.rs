@@ -407,8 +407,8 @@ impl Node {
         self.release_by_tcp(id);
     }
 
-    /// A connection has its first frame that is no map. Of a later kernel's other paths those wait for
-    /// it that could not be opened when path 0 was confirmed, by its map or by TCP [R-2010].
+    /// A connection has its first frame that is no map. Of a later kernel's other paths those wait
+    /// for it that could not be opened when path 0 was confirmed, by its map or by TCP [R-2010].
     pub(super) fn first_frame_on_path(&mut self, id: LinkId) {
         let Some(link) = self.links.get(id.0).filter(|l| l.path == Some(0) && l.confirmed) else {
             return;

@@ -432,8 +432,8 @@ fn a_later_kernel_that_comes_back_is_greeted_on_path_0_alone() {
     assert_eq!(maps_and_probes(&mut lab, &[first]), (0, 0));
 }
 
-/// A later kernel that answers no pings has no answer to a greeting to send, and a bowline node in its
-/// place is to be met as one.
+/// A later kernel that answers no pings has no answer to a greeting to send, and a bowline node in
+/// its place is to be met as one.
 // tests [R-2010]
 #[test]
 fn a_later_kernel_that_says_nothing_on_path_0_is_greeted_on_all() {
