@@ -200,7 +200,7 @@ fn a_bad_entry_is_named_with_its_line() {
         ("[disks]\nchunk = 1\n", [":2: [disks]: --queue-depth 512 with --chunk 1", "8192"]),
         (
             "[[export]]\nname = \"a\"\n",
-            [":2: [[export]] number 1 (a): ", "file or memory is missing"],
+            [":2: [[export]] number 1 (a): ", "file, memory or nbd-backend is missing"],
         ),
         (
             "[[export]]\nname = \"a\"\nmemory = 4096\n[[export]]\nmemory = 4096\n",
