@@ -127,7 +127,11 @@ class Case:
         self.clean_slate()
         for x in os.listdir(self.w.logs):
             if x.startswith(self.id + "."):
-                os.unlink(os.path.join(self.w.logs, x))
+                former = os.path.join(self.w.logs, x)
+                if os.path.isdir(former):
+                    shutil.rmtree(former)
+                else:
+                    os.unlink(former)
         if self.w.capture:
             cap_start("a", self.log + ".pcap", 9000, ["tcp", "port", "16385"])
         if self.setting:
