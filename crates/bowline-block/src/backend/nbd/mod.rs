@@ -175,8 +175,10 @@ fn keeps_promises(export: &Export, promised: &Limits) -> bool {
             && (promised.read_only || !now.read_only)
             && (promised.discard.is_none() || now.discard.is_some())
             && now.max_write_zeroes >= promised.max_write_zeroes
-            && (!promised.write_cache || now.write_cache)
+            // Clients that were promised that nothing waits for a flush send none.
+            && now.write_cache == promised.write_cache
             && (!promised.fua || now.fua)
+            && now.bytes >= promised.bytes
     })
 }
 

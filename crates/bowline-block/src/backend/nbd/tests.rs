@@ -261,6 +261,33 @@ fn a_server_that_answers_nothing_is_left_and_asked_nothing_twice() {
     assert_eq!(sync::flush(&*disk), Ok(()));
 }
 
+/// What clients were told stays true: also that nothing waits for a flush, which they do not send.
+// tests [NB-77]
+#[test]
+fn a_server_that_comes_back_has_what_the_former_one_had() {
+    let export = |bytes, flags| Export {
+        bytes,
+        flags: wire::HAS_FLAGS | flags,
+        min_block: 1,
+        preferred_block: 4096,
+        max_payload: 1 << 20,
+        is_structured: false,
+    };
+    let keeps = |before, now| keeps_promises(&now, &limits(&before, false, 512).unwrap());
+    let usual = export(1 << 20, wire::SEND_FLUSH);
+    assert!(keeps(export(1 << 20, wire::SEND_FLUSH), usual));
+    assert!(keeps(export(1 << 20, 0), export(2 << 20, wire::SEND_TRIM)));
+    for (before, now) in [
+        (export(1 << 20, 0), export((1 << 20) - 512, 0)),
+        (export(1 << 20, 0), export(1 << 20, wire::SEND_FLUSH)),
+        (export(1 << 20, wire::SEND_FLUSH), export(1 << 20, 0)),
+        (export(1 << 20, wire::SEND_TRIM), export(1 << 20, 0)),
+        (export(1 << 20, 0), export(1 << 20, wire::READ_ONLY)),
+    ] {
+        assert!(!keeps(before, now));
+    }
+}
+
 #[test]
 fn a_server_that_breaks_the_rules_again_and_again_fails_what_it_was_asked() {
     let folder = Folder::new("wrong");
