@@ -261,7 +261,7 @@ fn a_server_that_answers_nothing_is_left_and_asked_nothing_twice() {
     assert_eq!(sync::flush(&*disk), Ok(()));
 }
 
-/// What clients were told stays true: also that nothing waits for a flush, which they do not send.
+/// What clients learned first stays true: also that nothing waits for a flush, which they do not send.
 // tests [NB-77]
 #[test]
 fn a_server_that_comes_back_has_what_the_former_one_had() {
@@ -274,8 +274,8 @@ fn a_server_that_comes_back_has_what_the_former_one_had() {
         is_structured: false,
     };
     let keeps = |before, now| keeps_promises(&now, &limits(&before, false, 512).unwrap());
-    let usual = export(1 << 20, wire::SEND_FLUSH);
-    assert!(keeps(export(1 << 20, wire::SEND_FLUSH), usual));
+    let cached = export(1 << 20, wire::SEND_FLUSH);
+    assert!(keeps(export(1 << 20, wire::SEND_FLUSH), cached));
     assert!(keeps(export(1 << 20, 0), export(2 << 20, wire::SEND_TRIM)));
     for (before, now) in [
         (export(1 << 20, 0), export((1 << 20) - 512, 0)),
