@@ -261,7 +261,8 @@ fn a_server_that_answers_nothing_is_left_and_asked_nothing_twice() {
     assert_eq!(sync::flush(&*disk), Ok(()));
 }
 
-/// What clients learned first stays true: also that nothing waits for a flush, which they do not send.
+/// What clients learned first stays true: also that nothing waits for a flush, of which they send
+/// none.
 // tests [NB-77]
 #[test]
 fn a_server_that_comes_back_has_what_the_former_one_had() {
