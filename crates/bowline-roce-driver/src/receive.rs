@@ -58,7 +58,8 @@ const RING_BYTES_PER_SOCKET: usize = 1 << 20;
 /// After a look that found nothing, a program that polls looks at the same socket again after this
 /// time: each look is a system call, and most polls of a fast program would be one in vain.
 const REST: Duration = Duration::from_nanos(400);
-/// The same for a socket to which nothing has come lately, unless it has had the last packets.
+/// The same for one of several sockets to which nothing has come lately, unless it has had the last
+/// packets.
 const REST_OF_OTHERS: Duration = Duration::from_micros(20);
 /// How long a socket that received something is looked at often.
 const LATELY: Duration = Duration::from_millis(1);
@@ -311,8 +312,9 @@ impl Shared {
                 self.receive_batch(endpoint, inbox, socket)
             };
             if socket.most == 0 {
-                let is_other =
-                    *last != Some(at) && now.saturating_since(socket.received_at) > LATELY;
+                let is_other = self.endpoints.len() > 1
+                    && *last != Some(at)
+                    && now.saturating_since(socket.received_at) > LATELY;
                 let rest = if is_other { REST_OF_OTHERS } else { REST };
                 if one {
                     socket.rests_until = clock::now() + rest;
