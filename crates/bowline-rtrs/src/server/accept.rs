@@ -69,7 +69,7 @@ impl Server {
         }
     }
 
-    pub(super) fn admit_or_refuse(&mut self, now: Instant, asked: Asked) {
+    fn admit_or_refuse(&mut self, now: Instant, asked: Asked) {
         let request = asked.request;
         if let Err(errno) = self.admit(now, asked) {
             self.refuse(request, errno);
@@ -174,6 +174,16 @@ impl Server {
         let Some(path) = self.paths.get_mut(id) else { return };
         path.again = Some(Box::new(asked));
         self.close_path(now, id, CloseReason::ComesAgain);
+    }
+
+    /// Makes a path that its client has begun once more. It takes the place of the first attempt, so
+    /// a session without another path goes on [RT-102].
+    pub(super) fn add_again(&mut self, now: Instant, slot: u32, asked: &Asked) {
+        let session = self.sessions.get(slot).filter(|_| !self.closing).map(|session| session.id);
+        let added = session.ok_or(Errno::ECONNRESET).and_then(|id| self.add_path(now, id, asked));
+        if let Err(errno) = added {
+            self.refuse(asked.request, errno);
+        }
     }
 
     fn add_path(&mut self, now: Instant, session: SessId, asked: &Asked) -> Result<(), Errno> {

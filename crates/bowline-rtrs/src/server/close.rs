@@ -306,11 +306,11 @@ impl Server {
         }
         let again = self.paths.get_mut(id).and_then(|path| path.again.take());
         self.connect_joined(now, slot);
-        self.end_slot_if_over(slot);
         self.remove_if_gone(id);
         if let Some(asked) = again {
-            self.admit_or_refuse(now, *asked);
+            self.add_again(now, slot, &asked);
         }
+        self.end_slot_if_over(slot);
     }
 
     fn remove_if_gone(&mut self, id: PathId) {

@@ -159,6 +159,19 @@ fn a_half_open_path_ends_when_its_client_begins_it_once_more() {
     rig.info(&mut path, "one").expect("connected");
 }
 
+// tests [RT-102]
+#[test]
+fn a_session_goes_on_with_its_last_path_begun_once_more() {
+    let mut rig = Rig::new();
+    let path = rig.path(1, 2, A, 1);
+    let asks = |recon_cnt, cid| ConReq { recon_cnt, first: false, ..con_req(1, 3, cid, 2) }.emit();
+    assert!(accepted(rig.ask(B, TO, &asks(1, 0))), "half-open");
+    rig.server.disconnect_path(rig.now, path.id);
+    rig.drain_all();
+    assert!(accepted(rig.ask(B, TO, &asks(2, 0))));
+    assert!(!rig.events.iter().any(|event| matches!(event, ServerEvent::Down { .. })));
+}
+
 // tests [RT-66]
 #[test]
 fn there_is_an_end_to_what_clients_can_make() {
