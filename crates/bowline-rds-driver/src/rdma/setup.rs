@@ -150,17 +150,18 @@ impl Shared {
         loop {
             let job = match late.front() {
                 None => jobs.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                // Also while others ask without a pause.
+                Some(&(at, link, why)) if at <= Instant::now() => {
+                    late.pop_front();
+                    self.end_rdma(link, why);
+                    continue;
+                }
                 Some((at, ..)) => jobs.recv_timeout(at.saturating_duration_since(Instant::now())),
             };
             let job = match job {
                 Ok(job) => job,
                 Err(RecvTimeoutError::Disconnected) => return,
-                Err(RecvTimeoutError::Timeout) => {
-                    if let Some((_, link, why)) = late.pop_front() {
-                        self.end_rdma(link, why);
-                    }
-                    continue;
-                }
+                Err(RecvTimeoutError::Timeout) => continue,
             };
             match job {
                 Job::Connect(link, local, remote, shape) => {
