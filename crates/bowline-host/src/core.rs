@@ -452,10 +452,12 @@ impl<O: Outside> Core<O> {
             }
             Outcome::Nothing => {
                 channel.put_input(input, len);
+                channel.full_since = None;
                 Some(true)
             }
             Outcome::Answer(answer) => {
                 channel.put_input(input, len);
+                channel.full_since = None;
                 channel.greeted |= matches!(answer.reply, Reply::Welcome { .. });
                 self.answer(number, op, answer).then_some(true)
             }
