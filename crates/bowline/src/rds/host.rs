@@ -258,8 +258,10 @@ impl HostSocket {
             // A node of an earlier version has the option of a kernel only, and its limit.
             Err(errno) if Errno(errno) == Errno::ENOPROTOOPT => {
                 let value = i32::try_from(bytes).unwrap_or(i32::MAX);
+                let before = i32::try_from(self.buffer(kernel_option)?).unwrap_or(i32::MAX);
                 self.set_int(SOL_SOCKET, kernel_option, value)?;
                 if self.buffer(kernel_option)? < bytes {
+                    self.set_int(SOL_SOCKET, kernel_option, before)?;
                     return Err(HostError::SmallBuffer.into());
                 }
                 Ok(())
