@@ -39,6 +39,9 @@ pub(crate) struct Options {
     /// End after this number of views
     #[arg(short = 'n', long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
+    /// Show only rows with this text, in capitals or not, as the key / does
+    #[arg(long, value_name = "TEXT", conflicts_with = "json")]
+    filter: Option<String>,
     /// Print a line of JSON for each view
     #[arg(long)]
     json: bool,
@@ -72,11 +75,11 @@ pub(crate) trait View {
     /// Returns the view as a line of JSON.
     fn json(&self) -> Outcome<String>;
 
-    /// Orders in which a terminal shows rows, the first of which it begins with; none: one only.
+    /// Orders in which rows are shown, the first of which is the usual one.
     const ORDERS: &'static [&'static str];
 
-    /// Returns the view as lines; with a size, as many and as long as fit, in the order and with
-    /// the filter that were chosen.
+    /// Returns the view as lines in the order and with the filter that were chosen; with a size, as
+    /// many and as long as fit.
     fn text(&self, size: Option<Size>, choice: &Choice) -> String;
 }
 
@@ -139,16 +142,19 @@ pub(crate) fn size_text(value: Option<f64>) -> String {
     value.map_or_else(|| "-".to_owned(), |value| log::bytes(value as u64))
 }
 
-/// Shows views of what `ask` returns, until the user has enough of them.
+/// Shows views of what `ask` returns, until the user has enough of them. `order` is one of the
+/// view's.
 pub(crate) fn run<V: View>(
     options: &Options,
+    order: Option<&str>,
     ask: impl FnMut() -> Outcome<V::Sample> + Send + 'static,
 ) -> Outcome {
     let asker = Asker::start(ask)?;
     let stop = Stop::install()?;
     let on_terminal = io::stdout().is_terminal() && !options.json;
     let mut screen = on_terminal.then(Screen::open).transpose().map_err(|error| cannot(&error))?;
-    watch::<V>(options, &asker, &stop, screen.as_mut())
+    let choice = Choice::new(V::ORDERS, order, options.filter.as_deref());
+    watch::<V>((options, choice), &asker, &stop, screen.as_mut())
 }
 
 fn cannot(error: &io::Error) -> Failure {
@@ -156,13 +162,12 @@ fn cannot(error: &io::Error) -> Failure {
 }
 
 fn watch<V: View>(
-    options: &Options,
+    (options, mut choice): (&Options, Choice),
     asker: &Asker<V::Sample>,
     stop: &Stop,
     mut screen: Option<&mut Screen>,
 ) -> Outcome {
     let mut last: Option<V> = None;
-    let mut choice = Choice::new(V::ORDERS);
     let mut shown = 0;
     let mut due = Instant::now();
     let mut is_asked = false;

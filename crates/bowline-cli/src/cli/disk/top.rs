@@ -3,16 +3,17 @@
 use std::path::PathBuf;
 
 use bowline_node::Outcome;
+use clap::builder::PossibleValuesParser;
 
 use crate::cli::{
-    common::watch,
+    common::watch::{self, View},
     tool::{Place, TopSample, TopView},
 };
 
 /// Watch the disks that are mapped and exported here: rates, latencies, paths, what waits.
 ///
-/// On a terminal the view changes in place: / chooses rows, ? shows all keys, and q or Ctrl-C ends
-/// it. Elsewhere one view is printed after another. Rates and latencies are those since the
+/// On a terminal the view changes in place: s, r and / choose the order and the rows, ? shows all
+/// keys, and q or Ctrl-C ends it. Elsewhere one view is printed after another. Rates and latencies are those since the
 /// previous view, so the first view has none. Disks whose storage fails and paths that are not
 /// connected come first.
 #[derive(Clone, Debug, clap::Args)]
@@ -25,6 +26,9 @@ came back.")]
 pub(super) struct Args {
     #[command(flatten)]
     watch: watch::Options,
+    /// Order of the disks, as the key s does: state has those first whose storage fails
+    #[arg(long, value_name = "ORDER", value_parser = PossibleValuesParser::new(TopView::ORDERS), conflicts_with = "json")]
+    sort: Option<String>,
 }
 
 /// Runs the command.
@@ -33,5 +37,5 @@ pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
         let place = control.as_deref().map_or(Place::Here, Place::Socket);
         TopSample::take(place)
     };
-    watch::run::<TopView>(&args.watch, look)
+    watch::run::<TopView>(&args.watch, args.sort.as_deref(), look)
 }

@@ -246,18 +246,18 @@ impl View for TopView {
             .map_err(|error| Failure::failed(format!("cannot write JSON: {error}")))
     }
 
-    const ORDERS: &'static [&'static str] = &[];
+    const ORDERS: &'static [&'static str] =
+        &["state", "reads", "writes", "waiting", "failed", "name"];
 
     fn text(&self, size: Option<Size>, choice: &Choice) -> String {
-        let Shown { disks, paths, .. } = &self.shown;
         // All but the heading.
         let chosen = |mut lines: Vec<String>| {
             let rows = lines.split_off(1.min(lines.len()));
             lines.extend(rows.into_iter().filter(|line| line.is_empty() || choice.shows(line)));
             lines
         };
-        let (disks, paths) = (chosen(disk_lines(disks)), chosen(path_lines(paths)));
-        tables(self.shown.head(), disks, paths, size)
+        let disks = chosen(disk_lines(&self.shown.ordered(choice)));
+        tables(self.shown.head(), disks, chosen(path_lines(&self.shown.paths)), size)
     }
 }
 
@@ -277,6 +277,23 @@ impl Shown {
         let mut paths = sample.paths.clone();
         paths.sort_by_key(|path| path.state == "connected");
         Self { seconds: rate.seconds, disks, paths }
+    }
+
+    fn ordered(&self, choice: &Choice) -> Vec<&Disk> {
+        let mut disks: Vec<&Disk> = self.disks.iter().collect();
+        let amount = |value: Option<f64>| Reverse(value.unwrap_or_default() as u64);
+        match choice.order() {
+            "reads" => disks.sort_by_key(|disk| amount(disk.reads)),
+            "writes" => disks.sort_by_key(|disk| amount(disk.writes)),
+            "waiting" => disks.sort_by_key(|disk| Reverse(disk.waiting)),
+            "failed" => disks.sort_by_key(|disk| Reverse(disk.failed)),
+            "name" => disks.sort_by(|a, b| a.name.cmp(&b.name)),
+            _ => {}
+        }
+        if choice.is_reversed() {
+            disks.reverse();
+        }
+        disks
     }
 
     fn head(&self) -> Vec<String> {
@@ -334,7 +351,7 @@ impl Disk {
     }
 }
 
-fn disk_lines(disks: &[Disk]) -> Vec<String> {
+fn disk_lines(disks: &[&Disk]) -> Vec<String> {
     let mut lines = vec![format!(
         "{:12} {:6} {:16} {:8} {:>8} {:>8} {:>10} {:>10} {:>8} {:>8} {:>8} {:>8} {:>5} {:>5} {:>6}",
         "DISK",
@@ -444,7 +461,7 @@ mod tests {
         assert_eq!((shown.reads, shown.writes), (Some(50.0), Some(0.0)));
         assert_eq!((shown.read_p50_ns, shown.read_p99_ns), (Some(2048), Some(5_000_000)));
         assert_eq!(shown.write_p99_ns, None);
-        let text = view.text(None, &Choice::new(&[]));
+        let text = view.text(None, &Choice::new(TopView::ORDERS, None, None));
         assert!(text.contains(" 2 us ") && text.contains(" 5.0 ms "), "{text}");
     }
 
@@ -454,9 +471,25 @@ mod tests {
         disks[7].storage = "failing".to_owned();
         let view = TopView::new(None, sample(Instant::now(), disks));
         assert_eq!(view.shown.disks[0].name, "rnbd7");
-        let text = view.text(Some(Size { rows: 20, columns: 60 }), &Choice::new(&[]));
+        let text = view
+            .text(Some(Size { rows: 20, columns: 60 }), &Choice::new(TopView::ORDERS, None, None));
         assert!(text.lines().count() <= 20, "{text}");
         assert!(text.lines().all(|line| line.chars().count() <= 60), "{text}");
         assert!(text.contains(" more\n") && text.contains("FAILOVER") | text.contains("SESSION"));
+    }
+
+    #[test]
+    fn options_choose_the_order_and_the_rows() {
+        let mut disks: Vec<Counted> = ["b", "c", "a"].map(|name| disk(name, 0, "")).into();
+        disks[1].waiting = 7;
+        let view = TopView::new(None, sample(Instant::now(), disks));
+        let names = |order: &str, filter: Option<&str>| -> String {
+            let text = view.text(None, &Choice::new(TopView::ORDERS, Some(order), filter));
+            let rows = text.lines().filter(|line| line.contains(" import "));
+            rows.filter_map(|line| line.chars().next()).collect()
+        };
+        assert_eq!(names("name", None), "abc");
+        assert_eq!(names("waiting", None), "cba");
+        assert_eq!(names("waiting", Some("A  ")), "a");
     }
 }

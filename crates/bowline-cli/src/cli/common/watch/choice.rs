@@ -1,4 +1,4 @@
-//! What the user has chosen by keys: an order, a filter, the help.
+//! What the user has chosen by options and keys: an order, a filter, the help.
 
 use super::Size;
 
@@ -10,7 +10,7 @@ const BACKSPACE: [u8; 2] = [8, 127];
 /// Longest filter, in characters.
 const FILTER_MAX: usize = 64;
 
-/// The choice, which begins with the first order, everything shown and no help.
+/// The choice, which begins with what the options say, or with the first order and everything shown.
 #[derive(Clone, Debug)]
 pub(crate) struct Choice {
     orders: &'static [&'static str],
@@ -23,18 +23,23 @@ pub(crate) struct Choice {
 }
 
 impl Choice {
-    pub(crate) const fn new(orders: &'static [&'static str]) -> Self {
+    pub(crate) fn new(
+        orders: &'static [&'static str],
+        order: Option<&str>,
+        filter: Option<&str>,
+    ) -> Self {
+        let place = |name: &str| orders.iter().position(|order| *order == name);
         Self {
             orders,
-            order: 0,
+            order: order.and_then(place).unwrap_or(0),
             is_reversed: false,
-            filter: String::new(),
+            filter: filter.unwrap_or_default().to_owned(),
             is_typing: false,
             shows_help: false,
         }
     }
 
-    /// The order in which rows are shown; empty if there is one only.
+    /// The order in which rows are shown.
     pub(crate) fn order(&self) -> &'static str {
         self.orders.get(self.order).copied().unwrap_or_default()
     }
@@ -76,8 +81,8 @@ impl Choice {
             b'?' | b'h' => self.shows_help = true,
             b'/' => self.is_typing = true,
             ESCAPE => self.filter.clear(),
-            b's' if !self.orders.is_empty() => self.order = (self.order + 1) % self.orders.len(),
-            b'r' if !self.orders.is_empty() => self.is_reversed = !self.is_reversed,
+            b's' => self.order = (self.order + 1) % self.orders.len().max(1),
+            b'r' => self.is_reversed = !self.is_reversed,
             _ => {}
         }
         false
@@ -94,11 +99,8 @@ impl Choice {
         if self.is_typing {
             return format!("show rows with: {}_", self.filter);
         }
-        let mut text = "? help".to_owned();
-        if !self.orders.is_empty() {
-            let reversed = if self.is_reversed { " (reversed)" } else { "" };
-            text += &format!("  s order: {}{reversed}", self.order());
-        }
+        let reversed = if self.is_reversed { " (reversed)" } else { "" };
+        let mut text = format!("? help  s order: {}{reversed}", self.order());
         if !self.filter.is_empty() {
             text += &format!("  / rows with: {}", self.filter);
         }
@@ -107,25 +109,21 @@ impl Choice {
 
     /// What the keys do.
     pub(super) fn help(&self, size: Size) -> String {
-        let mut lines = vec!["Keys".to_owned(), String::new()];
-        if !self.orders.is_empty() {
-            lines.push(format!("s      the next order of: {}", self.orders.join(", ")));
-            lines.push("r      the order reversed".to_owned());
-        }
-        lines.extend(
-            [
-                "/      show only rows with a text: type it, then Enter",
-                "Esc    show all rows",
-                "?, h   this help; any key leaves it",
-                "q      end, as Ctrl-C",
-                "",
-                "--help says what the columns are; a narrow terminal has fewer of them.",
-            ]
-            .map(str::to_owned),
-        );
-        lines.truncate(size.rows);
-        let cut = |line: String| line.chars().take(size.columns).collect::<String>() + "\n";
-        lines.into_iter().map(cut).collect()
+        let orders = format!("s      the next order of: {}", self.orders.join(", "));
+        let lines = [
+            "Keys",
+            "",
+            &orders,
+            "r      the order reversed",
+            "/      show only rows with a text: type it, then Enter",
+            "Esc    show all rows",
+            "?, h   this help; any key leaves it",
+            "q      end, as Ctrl-C",
+            "",
+            "--help says what the columns are; a narrow terminal has fewer of them.",
+        ];
+        let cut = |line: &str| line.chars().take(size.columns).collect::<String>() + "\n";
+        lines.into_iter().take(size.rows).map(cut).collect()
     }
 }
 
@@ -135,7 +133,7 @@ mod tests {
 
     #[test]
     fn keys_choose_an_order_and_a_filter() {
-        let mut choice = Choice::new(&["state", "queued"]);
+        let mut choice = Choice::new(&["state", "queued"], None, None);
         let mut press = |keys: &str| keys.bytes().any(|key| choice.is_to_quit(key));
         assert!(!press("s/10.q"), "q is text of the filter");
         assert!(!press("\x7f\n"));
@@ -148,8 +146,16 @@ mod tests {
     }
 
     #[test]
+    fn options_choose_what_keys_change() {
+        let mut choice = Choice::new(&["state", "queued"], Some("queued"), Some("Up"));
+        assert!(choice.order() == "queued" && choice.shows("UP") && !choice.shows("down"));
+        choice.press("s\x1b");
+        assert!(choice.order() == "state" && choice.shows("down"));
+    }
+
+    #[test]
     fn help_is_left_by_any_key() {
-        let mut choice = Choice::new(&[]);
+        let mut choice = Choice::new(&["state"], None, None);
         assert!(!choice.is_to_quit(b'?') && choice.shows_help());
         let help = choice.help(Size { rows: 4, columns: 20 });
         assert!(help.lines().count() <= 4 && help.lines().all(|line| line.len() <= 20), "{help}");

@@ -5,9 +5,10 @@ mod view;
 use std::{path::PathBuf, time::Instant};
 
 use bowline_node::{Outcome, control::Client};
+use clap::builder::PossibleValuesParser;
 
 use self::view::{NodeView, Sample};
-use crate::cli::common::watch;
+use crate::cli::common::watch::{self, View};
 
 /// Watch a running node: connections, rates, queues, sockets and their processes.
 ///
@@ -25,6 +26,9 @@ socket. A socket without PID is one of the node itself.")]
 pub(crate) struct Args {
     #[command(flatten)]
     watch: watch::Options,
+    /// Order of the connections, as the key s does: state has those first that are not established
+    #[arg(long, value_name = "ORDER", value_parser = PossibleValuesParser::new(NodeView::ORDERS), conflicts_with = "json")]
+    sort: Option<String>,
     /// Control socket of the node [default: that of the only node in this network
     /// namespace; a node in the folder of this user comes first]
     #[arg(long, value_name = "PATH")]
@@ -35,5 +39,5 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Outcome {
     let mut client = Client::connect(args.control.as_deref())?;
     let look = move || client.state().map(|snapshot| Sample { at: Instant::now(), snapshot });
-    watch::run::<NodeView>(&args.watch, look)
+    watch::run::<NodeView>(&args.watch, args.sort.as_deref(), look)
 }

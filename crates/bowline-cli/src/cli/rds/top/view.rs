@@ -118,7 +118,7 @@ impl View for NodeView {
     fn text(&self, size: Option<Size>, choice: &Choice) -> String {
         let connections = match size {
             Some(size) => self.shown.connection_table(size.columns, choice),
-            None => self.shown.connection_lines(),
+            None => self.shown.connection_lines(choice),
         };
         tables(self.shown.head(), connections, self.shown.socket_lines(choice), size)
     }
@@ -174,7 +174,7 @@ impl Shown {
         ]
     }
 
-    fn connection_lines(&self) -> Vec<String> {
+    fn connection_lines(&self, choice: &Choice) -> Vec<String> {
         let mut lines = vec![format!(
             "{:>15} {:>15} {:4} {:>5} {:10} {:>9} {:>9} {:>10} {:>10} {:>10} {:>6} {:>6} {:>5} {}",
             "LOCAL",
@@ -192,7 +192,7 @@ impl Shown {
             "LOST",
             "LAST"
         )];
-        for row in &self.connections {
+        for row in self.rows(choice) {
             let mut line = format!(
                 "{:>15} {:>15} {:4} {:>5} {:10} {:>9} {:>9} {:>10} {:>10} {:>10} {:>6} {:>6} {:>5}",
                 row.local_addr.to_string(),
@@ -223,8 +223,8 @@ impl Shown {
         lines
     }
 
-    /// The same for a terminal: what has no room is left out, least of all the reason of a loss.
-    fn connection_table(&self, room: usize, choice: &Choice) -> Vec<String> {
+    /// The connections that are shown, in their order.
+    fn rows(&self, choice: &Choice) -> Vec<&Connection> {
         let mut rows: Vec<&Connection> =
             self.connections.iter().filter(|row| choice.shows(&row.words())).collect();
         let amount = |value: Option<f64>| Reverse(value.unwrap_or_default() as u64);
@@ -239,6 +239,12 @@ impl Shown {
         if choice.is_reversed() {
             rows.reverse();
         }
+        rows
+    }
+
+    /// The same for a terminal: what has no room is left out, least of all the reason of a loss.
+    fn connection_table(&self, room: usize, choice: &Choice) -> Vec<String> {
+        let rows = self.rows(choice);
         let column = |title, width, is_left, cell: &dyn Fn(&Connection) -> String| {
             let cells = rows.iter().map(|row| cell(row)).collect();
             Column { title, width, is_left, cells }
@@ -532,7 +538,7 @@ mod tests {
     #[test]
     fn what_is_not_in_service_comes_first_with_its_reason() {
         let view = NodeView::new(None, sample(Instant::now(), 1, 3));
-        let all = view.shown.connection_lines();
+        let all = view.shown.connection_lines(&Choice::new(NodeView::ORDERS, None, None));
         assert!(all[1].contains("10.0.0.3") && all[1].contains(" 0/2 "), "{all:?}");
         assert!(all[1].contains(" connecting "), "{all:?}");
         assert_eq!(all[2], "                1 min 1 s ago: refused");
@@ -544,7 +550,7 @@ mod tests {
     #[test]
     fn a_view_fits_into_its_terminal() {
         let view = NodeView::new(None, sample(Instant::now(), 1, 50));
-        let choice = Choice::new(NodeView::ORDERS);
+        let choice = Choice::new(NodeView::ORDERS, None, None);
         for rows in [1, 2, 5, 10, 24, 200] {
             let text = view.text(Some(Size { rows, columns: 40 }), &choice);
             assert!(text.lines().count() <= rows, "{rows} rows: {text}");
@@ -558,7 +564,7 @@ mod tests {
     #[test]
     fn a_common_terminal_has_what_top_is_for() {
         let view = NodeView::new(None, sample(Instant::now(), 1, 2));
-        let choice = Choice::new(NodeView::ORDERS);
+        let choice = Choice::new(NodeView::ORDERS, None, None);
         for (columns, more) in [(80, &[][..]), (100, &["LOCAL"]), (200, &["WAIT", "UNACK"])] {
             let text = view.text(Some(Size { rows: 24, columns }), &choice);
             let always =
@@ -578,7 +584,7 @@ mod tests {
             path.queued_bytes = 1 << 20;
         });
         let view = NodeView::new(None, one);
-        let mut choice = Choice::new(NodeView::ORDERS);
+        let mut choice = Choice::new(NodeView::ORDERS, None, None);
         let rows = |choice: &Choice| {
             let text = view.text(Some(Size { rows: 40, columns: 80 }), choice);
             let last = |line: &str| {
