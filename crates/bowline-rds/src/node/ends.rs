@@ -191,6 +191,10 @@ impl Node {
         conn.past_read += link.rx.bytes;
         conn.extra.retain(|l| *l != id);
         if link.role == Role::Knock {
+            // Who asks why there is no connection looks at the path.
+            if let (Some(path), Some(_)) = (conn.paths.first_mut(), link.ended) {
+                path.last_end = Some(PathEnd { at: self.now, why: link.ended });
+            }
             self.after_knock(conn_id);
             return None;
         }

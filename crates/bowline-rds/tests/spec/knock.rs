@@ -185,6 +185,8 @@ fn a_failed_knock_is_repeated_while_something_waits() {
     for _ in 0..5 {
         let (knock, ..) = lab.connects[0];
         lab.fail(knock, CloseReason::Refused);
+        let why = lab.node.info().paths[0].last_end.and_then(|end| end.why);
+        assert_eq!(why, Some(CloseReason::Refused), "for those who ask why there is no answer");
         lab.ms(1001);
         assert_eq!(lab.connects.len(), 1);
     }
