@@ -161,7 +161,7 @@ fn a_half_open_path_ends_when_its_client_begins_it_once_more() {
 
 // tests [RT-102]
 #[test]
-fn a_session_goes_on_with_its_last_path_begun_once_more() {
+fn a_session_continues_with_its_last_path_begun_once_more() {
     let mut rig = Rig::new();
     let path = rig.path(1, 2, A, 1);
     let asks = |recon_cnt, cid| ConReq { recon_cnt, first: false, ..con_req(1, 3, cid, 2) }.emit();

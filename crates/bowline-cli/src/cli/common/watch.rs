@@ -75,7 +75,7 @@ pub(crate) trait View {
     /// Returns the view as a line of JSON.
     fn json(&self) -> Outcome<String>;
 
-    /// Orders in which rows are shown, the first of which is the usual one.
+    /// Orders in which rows are shown, the first of which is the default.
     const ORDERS: &'static [&'static str];
 
     /// Returns the view as lines in the order and with the filter that were chosen; with a size, as
