@@ -12,6 +12,7 @@ use bowline::rds::{
 };
 use rustix::event::{PollFd, PollFlags};
 
+#[path = "../common/mod.rs"]
 mod common;
 use common::{LIMIT, Pair, Stop, addr, builder};
 
