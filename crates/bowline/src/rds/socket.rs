@@ -401,8 +401,11 @@ impl Socket {
         }
     }
 
-    /// Sets the effective send buffer in bytes (not doubled as by the kernel), at least 2304. It
-    /// limits both the unacknowledged payload and the length of a message.
+    /// Sets the effective send buffer in bytes (not doubled as by the kernel), at least 2304. A
+    /// message is accepted if it is no longer than that, and while less payload than that is
+    /// unacknowledged; at most [`Limits::send_messages_per_socket`] messages may be.
+    ///
+    /// [`Limits::send_messages_per_socket`]: crate::rds::Limits::send_messages_per_socket
     ///
     /// # Errors
     /// `EBADF` after [`close`](Self::close). `ENOBUFS` of a socket of the host's node when the
@@ -417,8 +420,11 @@ impl Socket {
         }
     }
 
-    /// Sets the effective receive buffer in bytes, at least 1152. When more bytes than that wait,
-    /// the port is congested and its senders wait.
+    /// Sets the effective receive buffer in bytes, at least 1152. When more payload than that
+    /// waits, or more messages than [`Limits::recv_messages_per_socket`] says, the port is
+    /// congested and its senders wait, until less than half of it waits.
+    ///
+    /// [`Limits::recv_messages_per_socket`]: crate::rds::Limits::recv_messages_per_socket
     ///
     /// # Errors
     /// As for [sending](Self::set_send_buffer).
