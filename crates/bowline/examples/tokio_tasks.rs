@@ -1,4 +1,4 @@
-//! RDS and disks in tasks of a tokio runtime.
+//! RDS and disks in tasks of a tokio runtime, with time limits.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -45,6 +45,24 @@ async fn messages() -> Result<()> {
     Ok(())
 }
 
+/// A message with a deadline for a node that does not run; returns what is known of it then.
+async fn deadline() -> Result<&'static str> {
+    const LIMIT: Duration = Duration::from_millis(200);
+    const NOBODY: &str = "127.77.14.9:4000";
+    let socket = Node::builder().address("127.77.14.5").build()?.bind("127.77.14.5:4000")?;
+    // With many of them, the send buffer is full, and this is what takes too long.
+    match timeout(LIMIT, socket.send_to_async(b"order", NOBODY)).await {
+        Err(_) => return Ok("not sent"),
+        Ok(sent) => sent?,
+    };
+    match timeout(LIMIT, socket.flush_async()).await {
+        // It would wait for that node, and arrive whenever it starts.
+        Err(_) => socket.cancel_sent_to(NOBODY)?,
+        Ok(flushed) => return Ok(flushed.map(|()| "at its node")?),
+    }
+    Ok("cancelled")
+}
+
 async fn blocks(disk: &DiskHandle) -> Result<()> {
     // Two at a time. These calls are futures for any runtime.
     let (first, second) = ([1; 4096], [2; 4096]);
@@ -63,6 +81,7 @@ async fn blocks(disk: &DiskHandle) -> Result<()> {
 fn main() -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
     runtime.block_on(messages())?;
+    assert_eq!(runtime.block_on(deadline())?, "cancelled");
 
     // Mapping and closing wait for the other side: a server with other tasks to run gives such
     // calls to `spawn_blocking`.

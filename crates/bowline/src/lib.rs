@@ -8,11 +8,15 @@
 //! | `rtrs` | `rtrs`, by default | sessions of several paths between a client and a server |
 //! | `ctl` | `rtrs`, by default | trees as under /sys, that show and change sessions and disks |
 //! | `rnbd`, `block` | `rnbd`, by default | exports and disks; what they are stored in, NBD and ublk in front |
-//! | [`guide`] | always | **a page for each task, with a whole program**; limits |
+//! | [`guide`] | always | **a page for each task, with whole programs**; limits |
 //!
 //! `fuse` adds disks and trees as files, `tokio` sockets of RDS for its tasks, `tracing` events for
 //! the log of a program. Whoever needs RDS only says `default-features = false`. `cargo doc -p
 //! bowline --all-features` documents all of it.
+//!
+//! Begin with the pages of the guide: [request and reply](guide::request_reply), [publish and
+//! subscribe](guide::publish_subscribe), [time limits and cancellation](guide::deadlines), [a
+//! graceful end](guide::graceful_end), [and others](guide).
 //!
 //! Numbers in brackets, as `[NB-30]`, are rules of the [specification], of which this is an
 //! implementation.

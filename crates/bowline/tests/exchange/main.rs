@@ -14,6 +14,7 @@ use rustix::event::{PollFd, PollFlags};
 
 #[path = "../common/mod.rs"]
 mod common;
+mod pairs;
 use common::{LIMIT, Pair, Stop, addr, builder};
 
 const MIB: usize = 1 << 20;
