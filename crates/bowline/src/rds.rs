@@ -82,6 +82,8 @@
 //!   may still be accepted before that. A node that is replaced (`bowline node --replace`) keeps
 //!   its sockets.
 //! - [`Socket::event_fd`] is the socket itself, readable and writable as a kernel's is.
+//! - The errno of a call is all that the program gets: `EAGAIN` of a send has the kind
+//!   [`ErrorKind::QueueFull`], also where a node of the process says [`ErrorKind::PeerUnknown`].
 //! - What is up to the node's owner fails with `EOPNOTSUPP`: [`Node::set_sysctl`] and others say
 //!   so.
 //! - Tasks need a runtime with its IO driver enabled (`enable_io` or `enable_all`).

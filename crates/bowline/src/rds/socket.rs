@@ -193,9 +193,12 @@ impl Socket {
     ///
     /// # Errors
     /// `EINVAL` for an address that cannot be a destination; `ENOTCONN` when the socket is not
-    /// bound; `EMSGSIZE` when the message is longer than the send buffer or the longest message.
-    /// A socket that does not wait: `EAGAIN` when the send buffer is full, `ENOBUFS` when the
-    /// destination is congested. With a time limit: `ETIMEDOUT`.
+    /// bound; `EMSGSIZE` when the message is longer than the send buffer or the longest message;
+    /// `EHOSTUNREACH` (113) when the node's [list of peers](crate::rds::Builder::peers) does not
+    /// have the destination; `ENOMEM` (12) when the node has as many peers as its limits allow.
+    /// A socket that does not wait: `EAGAIN` when the send buffer is full, or the message is longer
+    /// than 1 MiB and the peer is not known yet; `ENOBUFS` when the destination is congested. With
+    /// a time limit: `ETIMEDOUT`.
     pub fn send_to(&self, payload: &[u8], to: impl ToAddr) -> Result<usize, Error> {
         self.send_message(Some(to.to_addr()?), &[IoSlice::new(payload)], &[])
     }
