@@ -89,7 +89,9 @@
 ///   [`outstanding`](crate::rds::Socket::outstanding) shows whose it is, and
 ///   [`cancel_sent_to`](crate::rds::Socket::cancel_sent_to) frees it.
 ///
-/// Dropped replies are no loss here, since clients ask again.
+/// Dropped replies are no loss here, since clients ask again. No error of a reply ends the server,
+/// because a client may cause it: a request can be longer than the server's send buffer, and so can
+/// its reply ([`TooLong`](crate::rds::ErrorKind::TooLong), `EMSGSIZE`).
 ///
 /// ```no_run
 #[doc = include_str!("../examples/request_reply/server.rs")]
@@ -152,7 +154,7 @@ pub mod publish_subscribe {}
 /// | --- | --- |
 /// | the send failed | never arrives |
 /// | an answer of the program | was received |
-/// | not [`outstanding`](crate::rds::Socket::outstanding) any more | is at the other *node*, or was dropped there because no program had the port |
+/// | not [`outstanding`](crate::rds::Socket::outstanding) any more | is at the other *node* (of a kernel: at its TCP), or was dropped there because no program had the port |
 /// | outstanding | is on its way |
 /// | cancelled while outstanding | may arrive or not |
 ///

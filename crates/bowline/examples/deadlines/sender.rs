@@ -92,8 +92,8 @@ fn order(
             earlier => println!("order {earlier}: done, too late"),
         }
     }
-    // One order is sent after the other, and none is left queued by this function: what is here is
-    // this order. It may be acknowledged just now; then too little is claimed, and never too much.
+    // Nothing is left queued by this function, so what is outstanding is this order, or an earlier
+    // one that was being written when it was cancelled. Too little is claimed then, never too much.
     if socket.outstanding()?.iter().all(|queued| queued.to != receiver) {
         return Ok(Outcome::AtItsNode);
     }

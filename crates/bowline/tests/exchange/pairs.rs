@@ -211,6 +211,22 @@ fn a_late_reply_is_not_taken_for_that_of_another_request() {
     assert!(client.has(ignored), "{:#?}", client.seen);
 }
 
+/// A message may be longer than the send buffer of who receives it, and so would be its reply.
+#[test]
+fn a_request_that_is_too_long_to_answer_does_not_end_the_server() {
+    let scene = Scene::own_nodes(968);
+    let mut server = scene.first("request_reply_server", &[]);
+    server.prints("answers");
+    let node = builder(968, 2).build().unwrap();
+    let socket = node.bind(addr(968, 2, 0)).unwrap();
+    socket.set_send_buffer(1 << 20).unwrap();
+    socket.send_to(&[b'a'; 200_000], addr(968, 1, 4000)).unwrap();
+    server.prints("a reply was dropped");
+    let mut client = scene.other(3, "request_reply_client", &["short"]);
+    client.ends_well();
+    assert!(client.has("short: SHORT"), "{:#?}", client.seen);
+}
+
 /// One subscriber is stopped, then slow; the other one gets its updates all the time.
 #[test]
 fn a_slow_subscriber_misses_updates_and_the_others_do_not() {
