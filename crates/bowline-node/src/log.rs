@@ -8,7 +8,10 @@ use std::{
     fmt::{self, Write as _},
     io::{self, IsTerminal, Write},
     process,
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -137,7 +140,25 @@ fn cannot_write(error: &io::Error) -> ! {
 
 /// Writes one line to standard error; a failure has nowhere to be reported.
 pub fn error_line(args: fmt::Arguments<'_>) {
-    error_text(format!("{}\n", lines(&args.to_string())));
+    let line = format!("{}\n", lines(&args.to_string()));
+    let shown = on_screen();
+    error_text(if shown.is_empty() { line } else { above(&line, &shown) });
+}
+
+/// Returns what writes a line above the progress that a terminal shows.
+fn above(line: &str, shown: &str) -> String {
+    format!("{}{line}{shown}", blank(shown.chars().count()))
+}
+
+/// Returns what removes a line of this width from a terminal.
+fn blank(width: usize) -> String {
+    format!("\r{:width$}\r", "")
+}
+
+/// The progress that a terminal shows.
+fn on_screen() -> MutexGuard<'static, String> {
+    static TEXT: Mutex<String> = Mutex::new(String::new());
+    TEXT.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn error_text(text: String) {
@@ -170,7 +191,8 @@ pub fn finish() {
 
 /// A line on standard error that is rewritten while work goes on.
 ///
-/// Shown when standard error is a terminal or the user asked for it, at most ten times a second.
+/// Shown when standard error is a terminal or the user asked for it, at most ten times a second. Other
+/// lines come above it.
 #[derive(Debug)]
 pub struct Progress {
     mode: Mode,
@@ -210,17 +232,21 @@ impl Progress {
         self.shown = Some(now);
         let text = text.to_string();
         let width = self.width;
-        error_text(match self.mode {
-            Mode::Lines => format!("{text}\n"),
-            Mode::Rewrite | Mode::Off => format!("\r{text:<width$}"),
-        });
         self.width = text.chars().count();
+        if self.mode == Mode::Lines {
+            return error_text(format!("{text}\n"));
+        }
+        let mut shown = on_screen();
+        error_text(format!("\r{text:<width$}"));
+        *shown = text;
     }
 
     /// Removes the line from the terminal, so that results do not mix with it.
     pub fn clear(&mut self) {
         if self.mode == Mode::Rewrite && self.width > 0 {
-            error_text(format!("\r{:width$}\r", "", width = self.width));
+            let mut shown = on_screen();
+            error_text(blank(self.width));
+            shown.clear();
             self.width = 0;
         }
     }
@@ -260,6 +286,11 @@ pub fn count(value: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_line_comes_above_the_progress() {
+        assert_eq!(above("path lost\n", "12 requests"), "\r           \rpath lost\n12 requests");
+    }
 
     #[test]
     fn names_of_others_move_no_cursor_and_begin_no_line() {

@@ -401,8 +401,10 @@ impl Server {
             .args(paths.theirs.iter().flat_map(|a| ["--address".to_owned(), a.to_string()]))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
             .spawn()
             .map_err(cannot)?;
+        super::pass_on_log(&mut child);
         let (told, said) = mpsc::channel();
         if let Some(output) = child.stdout.take() {
             thread::spawn(move || {

@@ -14,16 +14,19 @@ mod tree;
 
 use std::{
     env,
+    io::{BufRead, BufReader},
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket},
     path::PathBuf,
+    process::Child,
     sync::{atomic::Ordering, mpsc},
+    thread,
     time::{Duration, Instant},
 };
 
 use bowline::rds::Node;
 use bowline_node::{
     Failure, Outcome,
-    log::{Progress, bytes, count},
+    log::{Progress, bytes, count, error_line},
     signals::Stop,
     values::number,
 };
@@ -539,13 +542,23 @@ fn failed(args: &Args, wrong: &[String]) {
     tell!(args, "FAIL  please report this with the output of `bowline --version` and the above");
 }
 
+/// Passes on the log of a process, so that no line of it goes into this one's progress.
+fn pass_on_log(child: &mut Child) {
+    let Some(log) = child.stderr.take() else { return };
+    thread::spawn(move || {
+        for line in BufReader::new(log).lines().map_while(Result::ok) {
+            error_line(format_args!("{line}"));
+        }
+    });
+}
+
 /// Waits for the end of a process whose input has ended.
-fn wait_for_exit(child: &mut std::process::Child) {
+fn wait_for_exit(child: &mut Child) {
     for _ in 0..300 {
         if !matches!(child.try_wait(), Ok(None)) {
             return;
         }
-        std::thread::sleep(Duration::from_millis(10));
+        thread::sleep(Duration::from_millis(10));
     }
     // It hangs; the run has proven everything already.
     let _ = child.kill();

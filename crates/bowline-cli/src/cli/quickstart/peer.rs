@@ -123,8 +123,10 @@ impl Peer {
             .args(rdma.then_some("--rdma"))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
             .spawn()
             .map_err(failed)?;
+        super::pass_on_log(&mut child);
         let (told, words) = mpsc::channel();
         if let Some(output) = child.stdout.take() {
             thread::spawn(move || {
