@@ -162,11 +162,14 @@ impl Shown {
                 time_text(self.uptime_ms)
             ),
             format!(
-                "sent {}/s, {}/s   received {}/s, {}/s   sent again {}/s   dropped {}/s",
+                "sent {}/s, {}/s   received {}/s, {}/s",
                 number(sent_messages),
                 size_text(sent_bytes),
                 number(received_messages),
                 size_text(received_bytes),
+            ),
+            format!(
+                "sent again {}/s   dropped {}/s",
                 number(self.totals.retransmitted_messages),
                 number(self.totals.dropped_messages),
             ),
