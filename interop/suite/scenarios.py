@@ -105,7 +105,7 @@ def big(c):
 
 # ---------------------------------------------------------------- congestion
 
-@scenario("congestion", rows="T-11", dirs=BOTH, timeout=90, ci=True)
+@scenario("congestion", rows="T-11", dirs=BOTH, timeout=90, ci=("hi",))
 def congestion(c):
     """A receiver that does not read congests its port only; senders are refused
     or blocked, and get through when it reads again."""
@@ -359,7 +359,7 @@ def kernel_reboot(c):
     contiguous(back.recv.wait(10), "before the reboot")
 
 
-@scenario("node-restart", timeout=180, ci=True)
+@scenario("node-restart", timeout=180, ci=("lo",))
 def node_restart(c):
     """The node's process is killed under load and started again; the kernel's
     socket goes on sending, and new sockets of the node are served."""
@@ -407,7 +407,7 @@ def node_restart(c):
 
 # ---------------------------------------------------------------- cancel, absent
 
-@scenario("cancel", rows="T-14 T-25", dirs=BOTH, ci=True, timeout=90)
+@scenario("cancel", rows="T-14 T-25", dirs=BOTH, ci=("lo",), timeout=90)
 def cancel(c):
     """A socket cancels what it has queued: the started messages arrive whole, the
     others never, and what is sent afterwards arrives in order."""
@@ -440,7 +440,7 @@ def cancel(c):
     c.note("%d of 30 cancelled in time" % got["missing"])
 
 
-@scenario("absent-node", rows="T-22 T-23", dirs=("k>n",), absent=True, timeout=90, ci=True)
+@scenario("absent-node", rows="T-22 T-23", dirs=("k>n",), absent=True, timeout=90, ci=("lo",))
 def absent_node(c):
     """The kernel sends to a node that does not listen until its buffer is full;
     then the node starts and gets all of it."""
@@ -469,7 +469,7 @@ def absent_node(c):
     want_sent(j.wait(), c.k)
 
 
-@scenario("absent-kernel", dirs=("n>k",), timeout=90, ci=True)
+@scenario("absent-kernel", dirs=("n>k",), timeout=90, ci=("hi",))
 def absent_kernel(c):
     """The node sends to a kernel whose transport is not loaded until its buffer
     is full; then the module is loaded and the kernel gets all of it."""

@@ -28,7 +28,7 @@ const XTASK: [&str; 6] = ["run", "--quiet", "--locked", "--package", "xtask", "-
 /// What is optional is built and tested, too.
 const ALL: &str = "--all-features";
 
-const STEPS: [Step; 30] = [
+const STEPS: [Step; 31] = [
     step("fmt", &["fmt", "--all", "--check"], 60),
     step(
         "clippy",
@@ -41,6 +41,7 @@ const STEPS: [Step; 30] = [
         &["check", "--package", "bowline-cli", "--no-default-features", "--locked"],
         300,
     ),
+    step("features", &["xtask", "features"], 300),
     step("test build", &["test", "--workspace", ALL, "--locked", "--no-run"], 900),
     // Most tests wait most of the time: more of them at once than there are processors.
     Step {

@@ -4,6 +4,7 @@ mod api;
 mod ci;
 mod dissect;
 mod dist;
+mod features;
 mod fuzz;
 mod hostile;
 mod layers;
@@ -38,6 +39,7 @@ checks of the repository
                      records fewer, and uses that moved to another crate
   api [--accept]     the public interface of the library is as docs/api has it, and every type of
                      it has a name; --accept keeps the present one
+  features           the library, its tests and examples compile with each set of features
   publish            every published crate can be packaged; docs/release.md tells the rest
   musl               a program that serves disks links with musl by the oldest Rust that is promised
   dissect [FOLDER]   tshark shows the captures of the repository, or of FOLDER, with our dissectors, and
@@ -97,6 +99,7 @@ fn main() -> ExitCode {
         Some("links") => no_args(rest, links::check),
         Some("words") => words::run(rest),
         Some("api") => api::run(rest),
+        Some("features") => no_args(rest, features::check),
         Some("publish") => no_args(rest, publish::check),
         Some("musl") => no_args(rest, run::musl),
         Some("readme") => no_args(rest, machine::readme),
