@@ -178,6 +178,7 @@ impl Shared {
                 fua: io.fua,
                 nounmap: io.nounmap,
                 prio: 0,
+                user: 0,
                 mem: mem.as_ref().map(|mem| Mem {
                     buffer: mem.buffer.clone(),
                     offset: mem.offset + at as usize,

@@ -71,7 +71,7 @@ pub fn filtered(backend: Arc<dyn Backend>, filters: Filters) -> io::Result<Arc<d
     Ok(Arc::new(Filter { shared, thread: Some(thread) }))
 }
 
-/// The store in front. Dropping it sends what waits at once.
+/// The store in front. Its end sends what waits at once.
 struct Filter {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -150,6 +150,12 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// From now on nothing is held back.
+    fn end(&self) {
+        self.lock().is_over = true;
+        self.changed.notify_one();
+    }
+
     /// Sends requests to the store behind when they are due.
     fn send_when_due(&self) {
         let mut state = self.lock();
@@ -201,7 +207,7 @@ impl Backend for Filter {
                 failed.push(BackendResult::new(io.token, Err(Errno::EIO)));
                 return false;
             }
-            let due = state.due(filters, io, now);
+            let due = if state.is_over { now } else { state.due(filters, io, now) };
             if due > now {
                 let (io, done) = (io.clone(), Arc::clone(done));
                 state.waiting.push(Waiting { due, number, io, done });
@@ -234,12 +240,25 @@ impl Backend for Filter {
     fn resize(&self) -> io::Result<u64> {
         self.shared.backend.resize()
     }
+
+    fn begin_close(&self) {
+        self.shared.end();
+        self.shared.backend.begin_close();
+    }
+
+    fn close(&self) -> io::Result<()> {
+        self.shared.end();
+        self.shared.backend.close()
+    }
+
+    fn take_notices(&self) -> Vec<String> {
+        self.shared.backend.take_notices()
+    }
 }
 
 impl Drop for Filter {
     fn drop(&mut self) {
-        self.shared.lock().is_over = true;
-        self.shared.changed.notify_one();
+        self.shared.end();
         if let Some(thread) = self.thread.take()
             && thread.thread().id() != thread::current().id()
         {
@@ -251,6 +270,8 @@ impl Drop for Filter {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc;
+
     use super::*;
     use crate::backend::{BackendSpec, open};
     use crate::sync::{self, Durable};
@@ -340,5 +361,30 @@ mod tests {
         assert!(answers.0.lock().unwrap().is_empty());
         drop(filter);
         assert_eq!(*answers.0.lock().unwrap(), [0]);
+    }
+
+    /// A server that ends waits for its requests, while it still has the store.
+    #[test]
+    fn what_waits_is_answered_when_the_end_begins() {
+        struct Answers(Mutex<mpsc::Sender<i32>>);
+        impl BackendDone for Answers {
+            fn done(&self, results: &[BackendResult]) {
+                let sender = self.0.lock().unwrap();
+                results.iter().for_each(|result| sender.send(result.errno).unwrap());
+            }
+        }
+        let memory = open(BackendSpec::Memory { bytes: 1 << 20, block: 512 }).unwrap();
+        let delay_write = Duration::from_secs(3600);
+        let filter = filtered(memory, Filters { delay_write, ..Filters::default() }).unwrap();
+        let (sender, errors) = mpsc::channel();
+        let done: Arc<dyn BackendDone> = Arc::new(Answers(Mutex::new(sender)));
+        let submit =
+            || filter.submit(&mut vec![BackendIo::new(1, IoOp::WriteZeroes, 0, 512)], &done);
+        submit();
+        filter.begin_close();
+        assert_eq!(errors.recv_timeout(Duration::from_secs(60)), Ok(0));
+        // Nor is what comes later.
+        submit();
+        assert_eq!(errors.recv_timeout(Duration::from_secs(60)), Ok(0));
     }
 }

@@ -134,6 +134,27 @@ pub trait Backend: Send + Sync {
     fn resize(&self) -> io::Result<u64> {
         Ok(self.limits().bytes)
     }
+
+    /// The server ends, and waits until all requests are answered: from now on the store holds
+    /// none back, and answers each within some seconds. It does not wait. The default is for a
+    /// store that does so always.
+    fn begin_close(&self) {}
+
+    /// Nobody uses the store any more: what it keeps elsewhere is made durable, and its connections
+    /// are closed. Called once the last request is answered, on a thread that may wait for some
+    /// seconds. Later requests fail, later calls do nothing.
+    ///
+    /// # Errors
+    /// What was not flushed may be lost.
+    fn close(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// Takes what those should read who look after the server: at most some lines, of what has
+    /// happened to the store since the last call.
+    fn take_notices(&self) -> Vec<String> {
+        Vec::new()
+    }
 }
 
 /// A request to a store.
@@ -156,12 +177,15 @@ pub struct BackendIo {
     pub prio: u16,
     /// Memory of the data: at least `len` bytes. Only for reads and writes.
     pub mem: Option<Mem>,
+    /// Who asks: a store that has lost changes reports this to each of its users. 0 for the only
+    /// one.
+    pub user: u64,
 }
 
 impl BackendIo {
     /// Makes a request of any kind, without memory and flags.
     pub const fn new(token: u64, op: IoOp, offset: u64, len: u32) -> Self {
-        Self { token, op, offset, len, fua: false, nounmap: false, prio: 0, mem: None }
+        Self { token, op, offset, len, fua: false, nounmap: false, prio: 0, mem: None, user: 0 }
     }
 
     /// Checks a request against the limits of its store, as the block layer does: see

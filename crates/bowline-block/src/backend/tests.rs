@@ -78,6 +78,7 @@ impl Store {
             fua: false,
             nounmap: false,
             prio: 0x4004,
+            user: 0,
             mem: op.has_data().then_some(mem),
         }
     }
@@ -343,6 +344,7 @@ fn zeroes_are_written_where_the_file_system_has_no_other_way() {
         fua: true,
         nounmap: false,
         prio: 0x2001,
+        user: 0,
         mem: None,
     };
     let mut job = job::Job::new(io, &done, 512, true).unwrap();
@@ -424,5 +426,5 @@ fn a_file_that_became_shorter_has_no_hole_beyond_its_end() {
 fn flush() -> BackendIo {
     let (token, offset, len) = (0, 0, 0);
     let (fua, nounmap) = (false, false);
-    BackendIo { token, op: IoOp::Flush, offset, len, fua, nounmap, prio: 0, mem: None }
+    BackendIo { token, op: IoOp::Flush, offset, len, fua, nounmap, prio: 0, mem: None, user: 0 }
 }

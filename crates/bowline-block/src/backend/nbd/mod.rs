@@ -10,13 +10,42 @@
 //! # When the connection is lost
 //!
 //! [NB-77] Requests wait while it is made again, for [`PATIENCE`]; then they fail with `ENOLINK`,
-//! those that come later at once, until the server is back. What the server had been sent is sent
-//! again: a server that answers nothing for [`SILENCE`] is disconnected, and what it had fails with
-//! `ETIMEDOUT` instead, since it might still execute it after a later request. A server with a
-//! cache that is started again may have lost what no flush has made durable: the next flush, or
-//! those that wait, fail with `EIO`, once.
+//! those that come later at once, until the server is back.
+//!
+//! A server with a cache that is started again may have lost what no flush has made durable. So the
+//! flushes that wait, or else the next one, fail with `EIO`, and so does the next one of each
+//! further user that had such changes: see [`losses`].
+//!
+//! # What is sent again
+//!
+//! A change that is executed once more after a later one to the same place undoes the later one.
+//! The later one may come as soon as the first one has been answered. So a change is sent again
+//! only if nobody can execute the first copy after the answer to the second one:
+//!
+//! - Reads and flushes change nothing: they are always sent again.
+//! - What the server refuses with `ESHUTDOWN` was not executed: it is sent again. Nothing more is
+//!   sent on that connection, whose other requests the server may still answer.
+//! - When the server has ended the connection, it takes nothing more from it: the end of the stream
+//!   and a reset come from a process that has ended, or from a server that closes a connection
+//!   when it has done with what it took. Changes are sent again.
+//! - In all other cases it may still execute what it has: when the network is cut, when it breaks
+//!   the protocol, and when it does not answer. Changes fail, with `EIO`, or with `ETIMEDOUT` as
+//!   all requests of a server that does not answer. They are in doubt then, as with any disk that
+//!   fails: who asked for them does not take them for done.
+//!
+//! Changes to the same place that are in flight at the same time have no order, so one that is sent
+//! again may be executed once more after another one that was in flight with it [NB-48].
+//!
+//! # What is not waited for
+//!
+//! A server that has requests and sends nothing for [`SILENCE`], or has not answered one of them
+//! after [`ANSWER`], is disconnected. When the store is closed, what is not answered within
+//! [`CLOSE`] fails; before it takes leave of the server it flushes changes that are not durable,
+//! since the flushes of another connection need not cover them.
 
 pub(crate) mod handshake;
+mod losses;
+mod notices;
 pub(crate) mod replies;
 #[cfg(test)]
 mod reply_checks;
@@ -28,7 +57,7 @@ mod uri;
 
 use std::io::{self, BufReader, ErrorKind, Read, Write};
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -38,9 +67,10 @@ use bowline_verbs::Mem;
 use super::{Backend, BackendDone, BackendIo, BackendResult, check_block, deliver};
 use crate::front::nbd::wire;
 use handshake::Export;
+use notices::Notices;
 use replies::{Asked, Replies, Requests};
-use stream::Stream;
-use table::{Finished, Piece, Table, Whole};
+use stream::{Stream, TICK};
+use table::{Cut, Finished, Piece, Table, Whole};
 pub use uri::NbdUri;
 
 /// How long connecting and the handshake may take.
@@ -49,6 +79,10 @@ const CONNECT: Duration = Duration::from_secs(10);
 const PATIENCE: Duration = Duration::from_secs(30);
 /// How long a server that has requests may send nothing.
 const SILENCE: Duration = Duration::from_secs(60);
+/// How long a server may take to answer one request, whatever else it sends.
+const ANSWER: Duration = Duration::from_secs(180);
+/// How long the end of the store waits for answers, and for the last flush.
+const CLOSE: Duration = Duration::from_secs(8);
 /// Time between attempts to connect: doubled from the first up to the last.
 const PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(2)];
 /// Most requests that are taken at once to be sent.
@@ -69,12 +103,15 @@ struct Times {
     connect: Duration,
     patience: Duration,
     silence: Duration,
+    answer: Duration,
+    close: Duration,
 }
 
 /// The store.
 pub(super) struct Nbd {
     shared: Arc<Shared>,
-    threads: Vec<JoinHandle<()>>,
+    /// Until the store is closed.
+    threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 struct Shared {
@@ -99,13 +136,48 @@ struct Link {
     is_given_up: bool,
     /// An attempt to connect is in progress, which takes a while to fail.
     is_connecting: bool,
+    /// Requests are copied to be sent on a connection.
+    is_sending: bool,
+    /// Sending on the present connection has failed with this error.
+    send_failed: Option<io::Error>,
+    /// The store is being closed: from then on nothing waits for the server.
+    closes: Option<Instant>,
     is_over: bool,
+    notices: Notices,
+}
+
+impl Link {
+    fn new(stream: Option<Arc<Stream>>) -> Self {
+        Self {
+            table: Table::default(),
+            stream,
+            is_given_up: false,
+            is_connecting: false,
+            is_sending: false,
+            send_failed: None,
+            closes: None,
+            is_over: false,
+            notices: Notices::default(),
+        }
+    }
+
+    /// Returns how long something may take that takes at most this long.
+    fn left(&self, most: Duration) -> Duration {
+        let closes = self.closes.map(|at| at.saturating_duration_since(Instant::now()));
+        closes.map_or(most, |left| left.min(most))
+    }
+
+    /// Tells whether nothing waits for the server any more.
+    fn is_late(&self) -> bool {
+        self.left(Duration::MAX).is_zero()
+    }
 }
 
 impl Nbd {
     /// Connects to a server.
     pub(super) fn new(uri: NbdUri, read_only: bool, block: u32) -> io::Result<Self> {
-        let times = Times { connect: CONNECT, patience: PATIENCE, silence: SILENCE };
+        let (connect, patience, silence) = (CONNECT, PATIENCE, SILENCE);
+        let times = Times { connect, patience, silence, answer: ANSWER, close: CLOSE };
         Self::with(uri, read_only, block, times)
     }
 
@@ -113,13 +185,7 @@ impl Nbd {
         let (stream, export) = Stream::open(&uri, times.connect)?;
         let limits = limits(&export, read_only, block)?;
         let stream = Arc::new(stream);
-        let link = Link {
-            table: Table::default(),
-            stream: Some(Arc::clone(&stream)),
-            is_given_up: false,
-            is_connecting: false,
-            is_over: false,
-        };
+        let link = Link::new(Some(Arc::clone(&stream)));
         let shared = Arc::new(Shared {
             uri,
             times,
@@ -130,12 +196,13 @@ impl Nbd {
             link: Mutex::new(link),
             changed: Condvar::new(),
         });
-        let mut nbd = Self { shared: Arc::clone(&shared), threads: Vec::new() };
+        let mut nbd = Self { shared: Arc::clone(&shared), threads: Mutex::default() };
+        let threads = nbd.threads.get_mut().unwrap_or_else(PoisonError::into_inner);
         let named = |name: &str| thread::Builder::new().name(name.to_owned());
         let from = Arc::clone(&shared);
         let receive = move || from.receive(stream, export.is_structured);
-        nbd.threads.push(named(FROM).spawn(receive)?);
-        nbd.threads.push(named("bowline-nbd-to").spawn(move || shared.send())?);
+        threads.push(named(FROM).spawn(receive)?);
+        threads.push(named("bowline-nbd-to").spawn(move || shared.send())?);
         Ok(nbd)
     }
 }
@@ -197,9 +264,9 @@ impl Backend for Nbd {
                 let is_flush = io.op == IoOp::Flush;
                 if is_flush && !shared.flushes || !is_flush && io.len == 0 {
                     Ok(true)
-                } else if link.is_given_up || link.is_over {
+                } else if link.is_given_up || link.is_over || link.is_late() {
                     Err(Errno::ENOLINK)
-                } else if is_flush && link.table.take_lost() {
+                } else if is_flush && link.table.losses.report(io.user) {
                     Err(Errno::EIO)
                 } else {
                     Ok(false)
@@ -218,6 +285,27 @@ impl Backend for Nbd {
         }
     }
 
+    fn begin_close(&self) {
+        self.shared.begin_close();
+    }
+
+    fn close(&self) -> io::Result<()> {
+        let threads = std::mem::take(&mut *lock(&self.threads));
+        if threads.is_empty() {
+            return Ok(());
+        }
+        self.shared.begin_close();
+        let is_own = threads.iter().any(|thread| thread.thread().id() == thread::current().id());
+        // A thread of the store cannot wait for the answer that the store is to take.
+        let flushed = if is_own { Ok(()) } else { self.shared.flush() };
+        self.shared.end(threads);
+        flushed
+    }
+
+    fn take_notices(&self) -> Vec<String> {
+        std::mem::take(&mut self.shared.lock().notices.texts)
+    }
+
     /// The size is that of the last handshake: NBD has no message for it.
     fn resize(&self) -> io::Result<u64> {
         // Relaxed, all: the numbers publish nothing but themselves.
@@ -229,7 +317,7 @@ impl Backend for Nbd {
 
 /// Splits a request as the server accepts it.
 fn pieces(io: BackendIo, max_io: u32, done: &Arc<dyn BackendDone>, mut add: impl FnMut(Piece)) {
-    let BackendIo { token, op, offset, len, fua, nounmap, mem, .. } = io;
+    let BackendIo { token, op, offset, len, fua, nounmap, mem, user, .. } = io;
     let most = if op.has_data() { max_io } else { len.max(1) };
     let count = len.div_ceil(most).max(1);
     let (left, errno) = (AtomicU32::new(count), AtomicI32::new(0));
@@ -243,18 +331,26 @@ fn pieces(io: BackendIo, max_io: u32, done: &Arc<dyn BackendDone>, mut add: impl
             len: len as usize,
         });
         let whole = Arc::clone(&whole);
-        add(Piece { op, offset: offset + u64::from(at), len, fua, nounmap, mem, whole });
+        add(Piece { op, offset: offset + u64::from(at), len, fua, nounmap, mem, user, whole });
     }
 }
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Link> {
-        // Nothing in a critical section panics.
-        self.link.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.link)
     }
 
     fn limits(&self) -> Limits {
         Limits { bytes: self.bytes.load(Ordering::Relaxed), ..self.limits }
+    }
+
+    /// Waits for a change, at most until nothing waits any more.
+    fn wait<'a>(&self, link: MutexGuard<'a, Link>) -> MutexGuard<'a, Link> {
+        if link.closes.is_none() || link.is_late() {
+            return self.changed.wait(link).unwrap_or_else(PoisonError::into_inner);
+        }
+        let left = link.left(Duration::MAX);
+        self.changed.wait_timeout(link, left).unwrap_or_else(PoisonError::into_inner).0
     }
 
     /// Sends what waits, until the end.
@@ -263,6 +359,11 @@ impl Shared {
         let mut out = Vec::new();
         loop {
             let mut link = self.lock();
+            link.is_sending = false;
+            if link.stream.is_none() {
+                // The other thread may wait for this.
+                self.changed.notify_all();
+            }
             let stream = loop {
                 if link.is_over {
                     let stream = link.stream.take().filter(|_| !link.table.has_sent());
@@ -271,46 +372,79 @@ impl Shared {
                 }
                 match &link.stream {
                     Some(stream) if link.table.waits() => break Arc::clone(stream),
-                    _ => {
-                        link = self.changed.wait(link).unwrap_or_else(PoisonError::into_inner);
+                    None if link.table.waits() && link.is_late() => {
+                        drop(link);
+                        self.fail_all(Errno::EIO);
+                        link = self.lock();
                     }
+                    _ => link = self.wait(link),
                 }
             };
             let now = Instant::now();
             batch.extend(std::iter::from_fn(|| link.table.next(now)).take(BATCH));
+            link.is_sending = true;
             drop(link);
-            if send_all(&stream, &mut out, &mut batch).is_err() {
+            let sent = send_all(&stream, &mut out, &mut batch, |cookie| self.copied(cookie));
+            if let Err(error) = sent {
+                let mut link = self.lock();
+                if link.stream.take_if(|present| Arc::ptr_eq(present, &stream)).is_some() {
+                    link.send_failed = Some(error);
+                }
+                drop(link);
                 // The other thread sees the end, and makes a new connection.
                 stream.close();
-                let mut link = self.lock();
-                link.stream.take_if(|present| Arc::ptr_eq(present, &stream));
             }
         }
+    }
+
+    /// The data of a write has been copied.
+    fn copied(&self, cookie: u64) {
+        let mut finished = Finished::new();
+        self.lock().table.copied(cookie, &mut finished);
+        deliver(&mut finished, &mut Vec::new());
+    }
+
+    fn fail_all(&self, errno: Errno) {
+        let mut finished = Finished::new();
+        self.lock().table.fail_all(errno, &mut finished);
+        deliver(&mut finished, &mut Vec::new());
     }
 
     /// Takes replies, and connects again, until the end.
     fn receive(&self, mut stream: Arc<Stream>, mut is_structured: bool) {
         loop {
+            let began = Instant::now();
             let error = self.serve(&stream, is_structured);
-            stream.close();
-            let mut finished = Finished::new();
             let mut link = self.lock();
+            // This thread's own end of the stream comes of it.
+            let error = link.send_failed.take().unwrap_or(error);
             link.stream = None;
-            let silent = (error.kind() == ErrorKind::TimedOut).then_some(Errno::ETIMEDOUT);
-            link.table.lost(silent, &mut finished);
+            stream.close();
+            // The memory of a request that ends must not be read any more.
+            let is_sending = |link: &mut Link| link.is_sending;
+            let waited = self.changed.wait_while(link, is_sending);
+            link = waited.unwrap_or_else(PoisonError::into_inner);
+            let cut = cut(&error);
+            if !link.is_over {
+                link.notices.lost(&error, cut);
+            }
+            let mut finished = Finished::new();
+            link.table.lost(cut, &mut finished);
             drop(link);
             deliver(&mut finished, &mut Vec::new());
-            let Some((next, structured)) = self.connect_again() else { break };
+            // A server that closes each connection at once is not asked without end.
+            let pause = if began.elapsed() < PAUSES[1] { PAUSES[0] } else { Duration::ZERO };
+            let Some((next, structured)) = self.connect_again(pause) else { break };
             (stream, is_structured) = (next, structured);
         }
-        let mut finished = Finished::new();
-        self.lock().table.fail_all(Errno::EIO, &mut finished);
-        deliver(&mut finished, &mut Vec::new());
+        self.lock().is_given_up = true;
+        self.fail_all(Errno::EIO);
     }
 
     /// Takes replies until the connection is lost; returns why.
     fn serve(&self, stream: &Stream, is_structured: bool) -> io::Error {
-        let patient = Patient { shared: self, stream, last: Instant::now() };
+        let now = Instant::now();
+        let patient = Patient { shared: self, stream, last: now, checked: now };
         let mut input = BufReader::with_capacity(64 << 10, patient);
         let mut replies = Replies::new(is_structured);
         let mut in_flight =
@@ -321,57 +455,134 @@ impl Shared {
                 return error;
             }
             deliver(&mut in_flight.finished, &mut results);
-            if in_flight.is_leaving {
+            if in_flight.is_leaving && !self.lock().table.has_sent() {
                 return ErrorKind::ConnectionReset.into();
             }
         }
     }
 
-    /// Connects until that succeeds, or to the end. What waits for too long fails.
-    fn connect_again(&self) -> Option<(Arc<Stream>, bool)> {
+    /// Connects, after a pause, until that succeeds, or to the end. What waits for too long fails.
+    fn connect_again(&self, mut pause: Duration) -> Option<(Arc<Stream>, bool)> {
         let began = Instant::now();
-        let [mut pause, longest] = PAUSES;
+        let [first, longest] = PAUSES;
         loop {
-            let mut link = self.lock();
-            if link.is_over {
+            let link = self.lock();
+            let (is_over, left) = (|link: &mut Link| !link.is_over, link.left(pause));
+            let waited = self.changed.wait_timeout_while(link, left, is_over);
+            let mut link = waited.unwrap_or_else(PoisonError::into_inner).0;
+            if link.is_over || link.is_late() {
                 return None;
             }
             link.is_connecting = true;
+            let limit = link.left(self.times.connect);
             drop(link);
-            let opened = Stream::open(&self.uri, self.times.connect);
-            let kept = opened.ok().filter(|(_, export)| keeps_promises(export, &self.limits));
+            let opened = Stream::open(&self.uri, limit);
             let mut link = self.lock();
             link.is_connecting = false;
-            if let Some((stream, export)) = kept {
-                let bytes = export.bytes - export.bytes % u64::from(self.limits.logical);
-                self.offered.store(bytes, Ordering::Relaxed);
-                let stream = Arc::new(stream);
-                link.stream = Some(Arc::clone(&stream));
-                link.is_given_up = false;
-                drop(link);
-                self.changed.notify_all();
-                return Some((stream, export.is_structured));
+            match opened {
+                Ok((stream, export)) if keeps_promises(&export, &self.limits) => {
+                    let bytes = export.bytes - export.bytes % u64::from(self.limits.logical);
+                    self.offered.store(bytes, Ordering::Relaxed);
+                    let stream = Arc::new(stream);
+                    link.stream = Some(Arc::clone(&stream));
+                    link.is_given_up = false;
+                    link.notices.is_back();
+                    drop(link);
+                    self.changed.notify_all();
+                    return Some((stream, export.is_structured));
+                }
+                Ok(_) => link.notices.is_refused("it has less now than it had before"),
+                Err(error) => link.notices.is_refused(&error.to_string()),
             }
-            if began.elapsed() >= self.times.patience {
+            if began.elapsed() >= self.times.patience && !link.is_given_up {
                 link.is_given_up = true;
-                let mut finished = Finished::new();
-                link.table.fail_all(Errno::ENOLINK, &mut finished);
                 drop(link);
-                deliver(&mut finished, &mut Vec::new());
-                link = self.lock();
+                self.fail_all(Errno::ENOLINK);
             }
-            let is_over = |link: &mut Link| !link.is_over;
-            let waited = self.changed.wait_timeout_while(link, pause, is_over);
-            drop(waited.unwrap_or_else(PoisonError::into_inner));
-            pause = (pause * 2).min(longest);
+            pause = (pause * 2).clamp(first, longest);
         }
+    }
+
+    /// From now on requests and the end wait for a limited time.
+    fn begin_close(&self) {
+        let mut link = self.lock();
+        link.closes.get_or_insert_with(|| Instant::now() + self.times.close);
+        drop(link);
+        self.changed.notify_all();
+    }
+
+    /// Makes durable what is not, while the store is being closed.
+    fn flush(&self) -> io::Result<()> {
+        let (sender, results) = mpsc::channel();
+        let mut link = self.lock();
+        if !self.flushes || !link.table.losses.is_unflushed() {
+            return Ok(());
+        }
+        let done: Arc<dyn BackendDone> = Arc::new(LastFlush(sender));
+        pieces(BackendIo::new(0, IoOp::Flush, 0, 0), 1, &done, |piece| link.table.add(piece));
+        let left = link.left(Duration::MAX);
+        drop((link, done));
+        self.changed.notify_all();
+        match results.recv_timeout(left) {
+            Ok(0) => Ok(()),
+            Ok(errno) => Err(io::Error::from_raw_os_error(-errno)),
+            Err(_) => Err(ErrorKind::TimedOut.into()),
+        }
+    }
+
+    /// Ends the threads.
+    fn end(&self, threads: Vec<JoinHandle<()>>) {
+        let mut link = self.lock();
+        link.is_over = true;
+        let stream = link.stream.clone().filter(|_| link.table.has_sent());
+        let connects = link.is_connecting;
+        drop(link);
+        // The thread that sends may wait for a server that does not read.
+        stream.iter().for_each(|stream| stream.close());
+        self.changed.notify_all();
+        for thread in threads {
+            // One that connects ends by itself, with its attempt.
+            let ends_late = connects && thread.thread().name() == Some(FROM);
+            if !ends_late && thread.thread().id() != thread::current().id() {
+                // A panic of the thread was printed when it happened.
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing in a critical section panics.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Returns how a connection has ended that ends with this error.
+fn cut(error: &io::Error) -> Cut {
+    match error.kind() {
+        ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => {
+            Cut::ByServer
+        }
+        // Of the system: nothing that was sent is acknowledged, but it may have arrived.
+        ErrorKind::TimedOut if error.raw_os_error().is_none() => Cut::Silent,
+        _ => Cut::Unknown,
+    }
+}
+
+/// Who waits for the last flush.
+struct LastFlush(mpsc::Sender<i32>);
+
+impl BackendDone for LastFlush {
+    fn done(&self, results: &[BackendResult]) {
+        // An error means that the store does not wait any longer.
+        results.iter().for_each(|result| _ = self.0.send(result.errno));
     }
 }
 
 /// Takes leave of the server, if it has nothing more to answer.
 fn goodbye(stream: Option<Arc<Stream>>) {
     if let Some(stream) = stream {
-        // An error means that it is gone already.
+        // An error means that it is gone already, or reads nothing.
+        let _ = stream.set_patience(TICK, Some(TICK));
         let _ = (&*stream).write_all(&header(0, wire::CMD_DISC, 0, 0, 0));
         stream.close();
     }
@@ -405,30 +616,35 @@ fn request(cookie: u64, piece: &Piece) -> [u8; 28] {
     header(flags, command, cookie, piece.offset, piece.len)
 }
 
-/// Sends requests with their data, and leaves `batch` empty. `out` is scratch memory.
+/// Sends requests with their data, and leaves `batch` empty. `out` is scratch memory. `copied` is
+/// called for each write of which the memory is not needed any more, by its cookie.
 fn send_all(
     mut stream: &Stream,
     out: &mut Vec<u8>,
     batch: &mut Vec<(u64, Piece)>,
+    mut copied: impl FnMut(u64),
 ) -> io::Result<()> {
     out.clear();
     let mut result = Ok(());
     for (cookie, piece) in batch.drain(..) {
-        if result.is_err() {
-            continue;
-        }
-        out.extend_from_slice(&request(cookie, &piece));
         let mem = piece.mem.as_ref().filter(|_| piece.op == IoOp::Write);
+        if result.is_ok() {
+            out.extend_from_slice(&request(cookie, &piece));
+        }
         let mut at = 0;
-        while let Some(mem) = mem.filter(|mem| at < mem.len) {
+        while let Some(mem) = mem.filter(|mem| at < mem.len && result.is_ok()) {
             let len = (mem.len - at).min(SEND);
             // A copy, since clients that break the rules may change it at any time.
             mem.buffer.append_to(mem.offset + at, len, out);
             at += len;
-            if out.len() >= SEND && result.is_ok() {
+            if out.len() >= SEND {
                 result = stream.write_all(out);
                 out.clear();
             }
+        }
+        // A write of which the data was not sent has not succeeded, whatever the server says.
+        if mem.is_some() && result.is_ok() {
+            copied(cookie);
         }
     }
     result.and_then(|()| stream.write_all(out))
@@ -436,22 +652,8 @@ fn send_all(
 
 impl Drop for Nbd {
     fn drop(&mut self) {
-        let mut link = self.shared.lock();
-        link.is_over = true;
-        let stream = link.stream.clone().filter(|_| link.table.has_sent());
-        drop(link);
-        // The thread that sends may wait for a server that does not read.
-        stream.iter().for_each(|stream| stream.close());
-        self.shared.changed.notify_all();
-        let connects = self.shared.lock().is_connecting;
-        for thread in self.threads.drain(..) {
-            // One that connects ends by itself, with its attempt.
-            let ends_late = connects && thread.thread().name() == Some(FROM);
-            if !ends_late && thread.thread().id() != thread::current().id() {
-                // A panic of the thread was printed when it happened.
-                let _ = thread.join();
-            }
-        }
+        // Who wants to know the result closes the store before.
+        let _ = self.close();
     }
 }
 
@@ -461,31 +663,51 @@ struct Patient<'a> {
     stream: &'a Stream,
     /// When something came, or it had nothing to answer.
     last: Instant,
+    /// When it was checked how old its requests are.
+    checked: Instant,
+}
+
+impl Patient<'_> {
+    /// Checks, now and then, whether to wait any longer.
+    fn check(&mut self, now: Instant) -> io::Result<()> {
+        if now.duration_since(self.checked) < TICK {
+            return Ok(());
+        }
+        self.checked = now;
+        let link = self.shared.lock();
+        if link.is_over {
+            return Err(ErrorKind::ConnectionAborted.into());
+        }
+        let times = &self.shared.times;
+        let Some(oldest) = link.table.oldest() else {
+            self.last = now;
+            return Ok(());
+        };
+        let is_silent = now.saturating_duration_since(self.last) >= times.silence;
+        let is_slow = now.saturating_duration_since(oldest) >= times.answer;
+        if is_silent || is_slow || link.is_late() {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        Ok(())
+    }
 }
 
 impl Read for Patient<'_> {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         let mut stream = self.stream;
         loop {
-            match stream.read(out) {
-                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock) => {
-                    let link = self.shared.lock();
-                    if link.is_over {
-                        return Err(ErrorKind::ConnectionAborted.into());
-                    }
-                    if !link.table.has_sent() {
-                        self.last = Instant::now();
-                    } else if self.last.elapsed() >= self.shared.times.silence {
-                        return Err(ErrorKind::TimedOut.into());
-                    }
+            let read = stream.read(out);
+            let now = Instant::now();
+            match read {
+                // The system has waited for a tick.
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    self.checked = now.checked_sub(TICK).unwrap_or(self.checked);
+                    self.check(now)?;
                 }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                // Of the system: the machine is gone, and with it whatever it was asked.
-                Err(error) if error.kind() == ErrorKind::TimedOut => {
-                    return Err(ErrorKind::ConnectionReset.into());
-                }
                 read => {
-                    self.last = Instant::now();
+                    self.last = now;
+                    self.check(now)?;
                     return read;
                 }
             }
@@ -518,11 +740,15 @@ impl Requests for InFlight<'_> {
 
     fn ended(&mut self, cookie: u64, error: u32) {
         self.mem = None;
-        self.is_leaving |= error == wire::ESHUTDOWN;
+        let mut link = self.shared.lock();
         if error == wire::ESHUTDOWN {
-            return;
+            self.is_leaving = true;
+            // It is sent nothing more.
+            link.stream = None;
+            link.table.refused(cookie, &mut self.finished);
+        } else {
+            link.table.answered(cookie, errno(error), &mut self.finished);
         }
-        self.shared.lock().table.answered(cookie, errno(error), &mut self.finished);
     }
 }
 

@@ -41,7 +41,7 @@ impl Stream {
     }
 
     /// Limits how long reads and writes wait.
-    fn set_patience(&self, read: Duration, write: Option<Duration>) -> io::Result<()> {
+    pub(super) fn set_patience(&self, read: Duration, write: Option<Duration>) -> io::Result<()> {
         match self {
             Self::Tcp(tcp) => {
                 tcp.set_read_timeout(Some(read))?;

@@ -9,6 +9,7 @@ use std::time::Instant;
 use bowline_rnbd::{Errno, IoOp};
 use bowline_verbs::Mem;
 
+use super::losses::Losses;
 use super::replies::Asked;
 use crate::backend::{BackendDone, BackendResult};
 
@@ -33,6 +34,8 @@ pub(super) struct Piece {
     pub(super) fua: bool,
     pub(super) nounmap: bool,
     pub(super) mem: Option<Mem>,
+    /// Who asks, as [`BackendIo::user`](crate::backend::BackendIo::user).
+    pub(super) user: u64,
     pub(super) whole: Arc<Whole>,
 }
 
@@ -66,7 +69,38 @@ enum State {
     #[default]
     Free,
     Waits(Entry),
-    Sent(Entry, Instant),
+    Sent(Entry, Sent),
+}
+
+/// What became of a request that is sent.
+struct Sent {
+    since: Instant,
+    /// Its data is still read from its memory, to be sent.
+    is_copied_from: bool,
+    /// The result, if the server has answered before it had all data.
+    errno: Option<i32>,
+}
+
+/// How a connection has ended, by which it is decided what is sent again.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Cut {
+    /// The server has ended it.
+    ByServer,
+    /// It is not known whether the server has what it was sent, and still executes it.
+    Unknown,
+    /// The server has not answered in time.
+    Silent,
+}
+
+impl Cut {
+    /// Returns with which error a request fails that the server had, if it is not sent again.
+    fn errno(self, op: IoOp) -> Option<Errno> {
+        match self {
+            Self::Silent => Some(Errno::ETIMEDOUT),
+            Self::Unknown if op.changes() => Some(Errno::EIO),
+            Self::Unknown | Self::ByServer => None,
+        }
+    }
 }
 
 struct Entry {
@@ -83,11 +117,7 @@ pub(super) struct Table {
     free: Vec<u32>,
     queue: VecDeque<u32>,
     sent: usize,
-    /// Changes that were answered, and how many of them are durable.
-    changes: u64,
-    durable: u64,
-    /// A connection was lost with changes that were not durable: no flush has said so yet.
-    has_lost: bool,
+    pub(super) losses: Losses,
 }
 
 impl Table {
@@ -97,14 +127,9 @@ impl Table {
             self.slots.push(Slot::default());
             self.slots.len() as u32 - 1
         });
-        let entry = Entry { piece, resends: 0, covers: self.changes };
+        let entry = Entry { piece, resends: 0, covers: self.losses.changes() };
         self.slots[slot as usize].state = State::Waits(entry);
         self.queue.push_back(slot);
-    }
-
-    /// Tells whether what was answered before may be lost, so that a flush has to fail; once.
-    pub(super) fn take_lost(&mut self) -> bool {
-        mem::take(&mut self.has_lost)
     }
 
     /// Tells whether requests wait to be sent.
@@ -117,7 +142,17 @@ impl Table {
         self.sent > 0
     }
 
-    /// Takes the next request to send, with its cookie.
+    /// Returns since when the server has had the oldest of its requests.
+    pub(super) fn oldest(&self) -> Option<Instant> {
+        let sent = self.slots.iter().filter_map(|slot| match &slot.state {
+            State::Sent(_, sent) => Some(sent.since),
+            State::Free | State::Waits(_) => None,
+        });
+        sent.min()
+    }
+
+    /// Takes the next request to send, with its cookie. Of a write [`copied`](Self::copied) is to
+    /// be called once its memory is not needed any more.
     pub(super) fn next(&mut self, now: Instant) -> Option<(u64, Piece)> {
         let number = self.queue.pop_front()?;
         let slot = self.slots.get_mut(number as usize)?;
@@ -125,7 +160,8 @@ impl Table {
             State::Waits(entry) => {
                 slot.generation = slot.generation.wrapping_add(1);
                 let piece = entry.piece.clone();
-                slot.state = State::Sent(entry, now);
+                let is_copied_from = piece.op == IoOp::Write;
+                slot.state = State::Sent(entry, Sent { since: now, is_copied_from, errno: None });
                 self.sent += 1;
                 Some((u64::from(slot.generation) << 32 | u64::from(number), piece))
             }
@@ -142,29 +178,45 @@ impl Table {
         (is_it && matches!(slot.state, State::Sent(..))).then_some(slot)
     }
 
-    /// Returns what the server was asked with this cookie.
+    /// Returns what the server was asked with this cookie, and has not answered.
     pub(super) fn asked(&mut self, cookie: u64) -> Option<(Asked, Option<Mem>)> {
         match &self.sent(cookie)?.state {
-            State::Sent(Entry { piece, .. }, _) => {
+            State::Sent(Entry { piece, .. }, Sent { errno: None, .. }) => {
                 let is_read = piece.op == IoOp::Read;
                 let asked = Asked { is_read, offset: piece.offset, len: piece.len };
                 Some((asked, piece.mem.clone()))
             }
-            State::Free | State::Waits(_) => None,
+            State::Sent(..) | State::Free | State::Waits(_) => None,
         }
     }
 
-    /// Ends a request that the server has answered.
+    /// The data of a write has been copied.
+    pub(super) fn copied(&mut self, cookie: u64, finished: &mut Finished) {
+        if let Some(State::Sent(_, sent)) = self.sent(cookie).map(|slot| &mut slot.state) {
+            sent.is_copied_from = false;
+            if let Some(errno) = sent.errno {
+                self.answered(cookie, errno, finished);
+            }
+        }
+    }
+
+    /// Ends a request that the server has answered. The memory of a request that has ended is
+    /// another one's: a write that is answered too early ends once it was copied.
     pub(super) fn answered(&mut self, cookie: u64, errno: i32, finished: &mut Finished) {
-        if let Some(State::Sent(entry, _)) =
-            self.sent(cookie).map(|slot| mem::take(&mut slot.state))
-        {
+        let Some(slot) = self.sent(cookie) else { return };
+        if let State::Sent(_, sent @ Sent { is_copied_from: true, .. }) = &mut slot.state {
+            sent.errno = Some(errno);
+            return;
+        }
+        if let State::Sent(entry, _) = mem::take(&mut slot.state) {
             self.sent -= 1;
             self.free.push(cookie as u32);
             if errno == 0 {
                 match entry.piece.op {
-                    IoOp::Flush => self.durable = self.durable.max(entry.covers),
-                    op if op.changes() && !entry.piece.fua => self.changes += 1,
+                    IoOp::Flush => self.losses.flushed(entry.covers),
+                    op if op.changes() && !entry.piece.fua => {
+                        self.losses.changed(entry.piece.user);
+                    }
                     _ => {}
                 }
             }
@@ -172,27 +224,43 @@ impl Table {
         }
     }
 
-    /// The connection is lost. Requests that the server had are sent again; with `gives_up` they
-    /// fail instead, since nobody knows what became of them. With changes that were not durable,
-    /// flushes fail [NB-77].
-    pub(super) fn lost(&mut self, gives_up: Option<Errno>, finished: &mut Finished) {
-        let was_unflushed = self.changes > self.durable;
-        self.durable = self.changes;
-        let mut said = false;
+    /// The server has refused a request since it ends: the next connection has it first.
+    pub(super) fn refused(&mut self, cookie: u64, finished: &mut Finished) {
+        let Some(slot) = self.sent(cookie) else { return };
+        match mem::take(&mut slot.state) {
+            State::Sent(mut entry, _) if entry.resends < RESENDS_MAX => {
+                entry.resends += 1;
+                slot.state = State::Waits(entry);
+                self.sent -= 1;
+                self.queue.push_front(cookie as u32);
+            }
+            state => {
+                slot.state = state;
+                self.answered(cookie, Errno::EIO.neg(), finished);
+            }
+        }
+    }
+
+    /// The connection is lost, and nothing is copied to be sent. Requests that the server had are
+    /// sent again, or fail, as [`Cut`] says. With changes that were not durable, flushes fail
+    /// [NB-77].
+    pub(super) fn lost(&mut self, cut: Cut, finished: &mut Finished) {
+        let is_loss = self.losses.lose();
         let mut all = Vec::new();
         for (number, slot) in self.slots.iter_mut().enumerate() {
             let (mut entry, since) = match mem::take(&mut slot.state) {
                 State::Free => continue,
                 State::Waits(entry) => (entry, None),
-                State::Sent(entry, since) => (entry, Some(since)),
+                State::Sent(entry, sent) => (entry, Some(sent.since)),
             };
-            let is_flush = entry.piece.op == IoOp::Flush && was_unflushed;
-            said |= is_flush;
-            let errno = match gives_up.filter(|_| since.is_some()) {
-                _ if is_flush => Some(Errno::EIO),
-                Some(errno) => Some(errno),
-                None if since.is_some() && entry.resends >= RESENDS_MAX => Some(Errno::EIO),
-                None => None,
+            let op = entry.piece.op;
+            let errno = if is_loss && op == IoOp::Flush {
+                self.losses.report(entry.piece.user);
+                Some(Errno::EIO)
+            } else {
+                let has_tried = entry.resends >= RESENDS_MAX;
+                let errno = || cut.errno(op).or(has_tried.then_some(Errno::EIO));
+                since.and_then(|_| errno())
             };
             if let Some(errno) = errno {
                 self.free.push(number as u32);
@@ -203,7 +271,6 @@ impl Table {
             all.push((since, number as u32));
             slot.state = State::Waits(entry);
         }
-        self.has_lost |= was_unflushed && !said;
         // What was sent first comes first.
         all.sort_by_key(|(since, _)| (since.is_none(), *since));
         self.queue = all.into_iter().map(|(_, number)| number).collect();

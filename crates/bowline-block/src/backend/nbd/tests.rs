@@ -1,8 +1,8 @@
 //! The store against the front end of this crate, and against servers that misbehave.
 
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, channel, sync_channel};
 
 use bowline_verbs::Buffer;
 
@@ -58,6 +58,8 @@ const TIMES: Times = Times {
     connect: Duration::from_secs(10),
     patience: Duration::from_secs(30),
     silence: Duration::from_secs(30),
+    answer: Duration::from_secs(30),
+    close: Duration::from_secs(2),
 };
 
 fn disk(uri: NbdUri, times: Times) -> Arc<LocalDevice> {
@@ -94,7 +96,7 @@ fn a_disk_of_an_nbd_server_is_as_its_own() {
 
 /// A callback, and what it is called with.
 fn answers() -> (Arc<dyn BackendDone>, Receiver<BackendResult>) {
-    struct Answers(Mutex<std::sync::mpsc::Sender<BackendResult>>);
+    struct Answers(Mutex<mpsc::Sender<BackendResult>>);
     impl BackendDone for Answers {
         fn done(&self, results: &[BackendResult]) {
             let sender = self.0.lock().unwrap();
@@ -200,10 +202,7 @@ fn a_server_that_stays_away_fails_requests_until_it_is_back() {
 
 /// A server that is right up to the first request, of which it has simple replies; `serve` gets
 /// each connection, and its number.
-fn scripted(
-    folder: &Folder,
-    mut serve: impl FnMut(&mut std::os::unix::net::UnixStream, usize) + Send + 'static,
-) {
+fn scripted(folder: &Folder, mut serve: impl FnMut(&mut UnixStream, usize) + Send + 'static) {
     let listener = UnixListener::bind(folder.socket()).unwrap();
     thread::spawn(move || {
         for (number, stream) in listener.incoming().enumerate() {
@@ -228,7 +227,7 @@ fn scripted(
 }
 
 /// Reads a request without data; returns its cookie.
-fn request_of(stream: &mut std::os::unix::net::UnixStream) -> Option<[u8; 8]> {
+fn request_of(stream: &mut UnixStream) -> Option<[u8; 8]> {
     let mut request = [0; 28];
     stream.read_exact(&mut request).ok()?;
     request[8..16].try_into().ok()
@@ -337,6 +336,306 @@ fn what_no_server_has_answered_fails_at_the_end() {
     assert!(began.elapsed() < TIMES.silence);
     let result = results.try_recv().unwrap();
     assert_eq!((result.token, result.errno), (7, Errno::EIO.neg()));
+}
+
+/// A request as a server gets it.
+#[derive(Debug)]
+struct Got {
+    command: u16,
+    cookie: [u8; 8],
+    len: usize,
+}
+
+/// Reads the header of a request.
+fn header_of(stream: &mut UnixStream) -> Option<Got> {
+    let mut bytes = [0; 28];
+    stream.read_exact(&mut bytes).ok()?;
+    let number = |at: usize| bytes[at..at + 4].try_into().map(u32::from_be_bytes).unwrap();
+    let cookie = bytes[8..16].try_into().unwrap();
+    Some(Got { command: number(4) as u16, cookie, len: number(24) as usize })
+}
+
+/// Reads a request with its data.
+fn whole_of(stream: &mut UnixStream) -> Option<Got> {
+    let got = header_of(stream)?;
+    if got.command == wire::CMD_WRITE {
+        stream.read_exact(&mut vec![0; got.len]).ok()?;
+    }
+    Some(got)
+}
+
+/// Answers a request as one that has succeeded.
+fn answer(stream: &mut UnixStream, got: &Got) {
+    let data = if got.command == wire::CMD_READ { got.len } else { 0 };
+    stream.write_all(&[simple(0, got.cookie), vec![7; data]].concat()).unwrap();
+}
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A store, and what its requests are answered.
+struct Asked {
+    nbd: Nbd,
+    done: Arc<dyn BackendDone>,
+    results: Receiver<BackendResult>,
+    buffer: Arc<Buffer>,
+}
+
+impl Asked {
+    fn new(folder: &Folder, times: Times) -> Self {
+        let nbd = Nbd::with(folder.uri(""), false, 512, times).unwrap();
+        let (done, results) = answers();
+        Self { nbd, done, results, buffer: Arc::new(Buffer::new(1 << 20).unwrap()) }
+    }
+
+    fn io(&self, token: u64, op: IoOp, len: u32) -> BackendIo {
+        let mem = Mem { buffer: Arc::clone(&self.buffer), offset: 0, len: len as usize };
+        BackendIo { mem: op.has_data().then_some(mem), ..BackendIo::new(token, op, 0, len) }
+    }
+
+    fn submit(&self, io: BackendIo) {
+        self.nbd.submit(&mut vec![io], &self.done);
+    }
+
+    /// Returns token and errno of the next result.
+    fn next(&self) -> (u64, i32) {
+        let result = self.results.recv_timeout(LIMIT).unwrap();
+        (result.token, result.errno)
+    }
+
+    fn call(&self, user: u64, op: IoOp, len: u32) -> i32 {
+        self.submit(BackendIo { user, ..self.io(0, op, len) });
+        self.next().1
+    }
+}
+
+#[test]
+fn each_user_whose_changes_may_be_lost_learns_of_it() {
+    // tests [NB-77]
+    let folder = Folder::new("users");
+    let server = folder.serve(folder.store());
+    let asked = Asked::new(&folder, TIMES);
+    for user in 1..=3 {
+        assert_eq!(asked.call(user, IoOp::Write, 512), 0);
+    }
+    drop(server);
+    let _server = folder.serve(folder.store());
+    assert_eq!(asked.call(4, IoOp::Flush, 0), Errno::EIO.neg());
+    for user in 1..=3 {
+        assert_eq!(asked.call(user, IoOp::Flush, 0), Errno::EIO.neg(), "user {user}");
+        assert_eq!(asked.call(user, IoOp::Flush, 0), 0, "user {user}");
+    }
+    assert_eq!(asked.call(4, IoOp::Flush, 0), 0);
+    let notices = asked.nbd.take_notices();
+    assert!(notices.iter().any(|text| text.contains("connected again")), "{notices:?}");
+}
+
+#[test]
+fn a_store_that_is_closed_flushes_before_it_takes_leave() {
+    // tests [NB-77]
+    let folder = Folder::new("leave");
+    let (sender, commands) = channel();
+    scripted(&folder, move |stream, _| {
+        while let Some(got) = whole_of(stream) {
+            sender.send(got.command).unwrap();
+            if got.command != wire::CMD_DISC {
+                answer(stream, &got);
+            }
+        }
+    });
+    let asked = Asked::new(&folder, TIMES);
+    assert_eq!(asked.call(0, IoOp::Write, 512), 0);
+    asked.nbd.close().unwrap();
+    let got = || commands.recv_timeout(LIMIT).unwrap();
+    assert_eq!([got(), got(), got()], [wire::CMD_WRITE, wire::CMD_FLUSH, wire::CMD_DISC]);
+    assert_eq!(asked.call(0, IoOp::Flush, 0), Errno::ENOLINK.neg());
+    // What is durable needs no flush.
+    let asked = Asked::new(&folder, TIMES);
+    assert_eq!(asked.call(0, IoOp::Read, 512), 0);
+    drop(asked);
+    assert_eq!([got(), got()], [wire::CMD_READ, wire::CMD_DISC]);
+}
+
+#[test]
+fn the_end_does_not_wait_for_a_server_that_does_not_answer() {
+    // tests [NB-77]
+    let folder = Folder::new("stuck");
+    scripted(&folder, |stream, _| {
+        while let Some(got) = whole_of(stream) {
+            if got.command == wire::CMD_WRITE {
+                answer(stream, &got);
+            }
+        }
+    });
+    let asked = Asked::new(&folder, Times { close: Duration::from_millis(700), ..TIMES });
+    assert_eq!(asked.call(0, IoOp::Write, 512), 0);
+    asked.submit(asked.io(1, IoOp::Read, 512));
+    let began = Instant::now();
+    asked.nbd.begin_close();
+    assert_eq!(asked.next(), (1, Errno::ETIMEDOUT.neg()));
+    let error = asked.nbd.close();
+    assert!(began.elapsed() < TIMES.silence);
+    // The change has been lost sight of.
+    assert!(error.is_err() || asked.nbd.shared.lock().is_given_up, "{error:?}");
+}
+
+#[test]
+fn one_request_that_is_never_answered_ends_whatever_else_is() {
+    // tests [NB-77]
+    let folder = Folder::new("never");
+    scripted(&folder, |stream, number| {
+        let mut is_first = number == 0;
+        while let Some(got) = whole_of(stream) {
+            if !std::mem::take(&mut is_first) {
+                answer(stream, &got);
+            }
+        }
+    });
+    let asked = Asked::new(&folder, Times { answer: Duration::from_millis(600), ..TIMES });
+    asked.submit(asked.io(1, IoOp::Write, 512));
+    let began = Instant::now();
+    loop {
+        asked.submit(asked.io(2, IoOp::Read, 512));
+        match asked.next() {
+            (1, errno) => break assert_eq!(errno, Errno::ETIMEDOUT.neg()),
+            (_, errno) => assert!(errno == 0 || errno == Errno::ETIMEDOUT.neg()),
+        }
+        assert!(began.elapsed() < LIMIT, "it waits for ever");
+    }
+}
+
+/// Starts a server that breaks the protocol, or closes the connection, when it has a request of the
+/// first connection; returns the commands it gets on each.
+fn cuts(folder: &Folder, breaks: bool) -> Receiver<(usize, u16)> {
+    let (sender, commands) = channel();
+    scripted(folder, move |stream, number| {
+        while let Some(got) = whole_of(stream) {
+            sender.send((number, got.command)).unwrap();
+            match (number, breaks) {
+                (0, true) => stream.write_all(&simple(0, [9; 8])).unwrap(),
+                (0, false) => return,
+                _ => answer(stream, &got),
+            }
+        }
+    });
+    commands
+}
+
+#[test]
+fn a_change_is_sent_again_only_if_its_connection_was_ended_by_the_server() {
+    // tests [NB-77]
+    let folder = Folder::new("closed");
+    let commands = cuts(&folder, false);
+    assert_eq!(Asked::new(&folder, TIMES).call(0, IoOp::Write, 512), 0);
+    let got: Vec<_> = commands.iter().take(2).collect();
+    assert_eq!(got, [(0, wire::CMD_WRITE), (1, wire::CMD_WRITE)]);
+
+    // This server may execute it still.
+    let folder = Folder::new("broken");
+    let commands = cuts(&folder, true);
+    let asked = Asked::new(&folder, TIMES);
+    assert_eq!(asked.call(0, IoOp::Write, 512), Errno::EIO.neg());
+    assert_eq!(asked.call(0, IoOp::Read, 512), 0);
+    let got: Vec<_> = commands.iter().take(2).collect();
+    assert_eq!(got, [(0, wire::CMD_WRITE), (1, wire::CMD_READ)]);
+    let notices = asked.nbd.take_notices();
+    assert!(notices[0].contains("protocol (1 times)"), "{notices:?}");
+
+    let folder = Folder::new("broken-read");
+    let commands = cuts(&folder, true);
+    assert_eq!(Asked::new(&folder, TIMES).call(0, IoOp::Read, 512), 0);
+    assert_eq!(commands.iter().take(2).count(), 2);
+}
+
+/// A machine that acknowledges nothing may be there still, behind a network that is cut.
+#[test]
+fn what_a_network_has_cut_may_have_arrived() {
+    // tests [NB-77]
+    let from_system = |errno: Errno| cut(&io::Error::from_raw_os_error(errno.0));
+    assert_eq!(from_system(Errno::ETIMEDOUT), Cut::Unknown);
+    assert_eq!(from_system(Errno(113)), Cut::Unknown, "EHOSTUNREACH");
+    assert_eq!(from_system(Errno(104)), Cut::ByServer, "ECONNRESET");
+    assert_eq!(cut(&ErrorKind::UnexpectedEof.into()), Cut::ByServer);
+    assert_eq!(cut(&ErrorKind::TimedOut.into()), Cut::Silent);
+}
+
+#[test]
+fn a_server_that_shuts_down_still_answers_what_it_has() {
+    // tests [NB-77]
+    let folder = Folder::new("answers");
+    let (sender, commands) = channel();
+    scripted(&folder, move |stream, number| {
+        let mut held = Vec::new();
+        while let Some(got) = whole_of(stream) {
+            sender.send((number, got.command)).unwrap();
+            if number > 0 {
+                answer(stream, &got);
+                continue;
+            }
+            held.push(got);
+            if let [read, write] = &held[..] {
+                stream.write_all(&simple(wire::ESHUTDOWN, read.cookie)).unwrap();
+                // The other one is executed until then.
+                answer(stream, write);
+            }
+        }
+    });
+    let asked = Asked::new(&folder, TIMES);
+    let (read, write) = (asked.io(1, IoOp::Read, 512), asked.io(2, IoOp::Write, 512));
+    asked.nbd.submit(&mut vec![read, write], &asked.done);
+    assert_eq!([asked.next(), asked.next()], [(2, 0), (1, 0)]);
+    let got: Vec<_> = commands.try_iter().collect();
+    assert_eq!(got, [(0, wire::CMD_READ), (0, wire::CMD_WRITE), (1, wire::CMD_READ)]);
+}
+
+/// The memory of a request is another one's when it has been answered, while the store still sends
+/// it to this server.
+#[test]
+fn a_write_that_is_answered_early_ends_when_its_data_is_sent() {
+    let folder = Folder::new("early");
+    let (go, goes) = sync_channel::<()>(0);
+    let (sender, data) = channel();
+    scripted(&folder, move |stream, number| {
+        let (Some(read), Some(write)) = (whole_of(stream), header_of(stream)) else { return };
+        stream.write_all(&simple(0, write.cookie)).unwrap();
+        if number == 0 {
+            answer(stream, &read);
+        }
+        goes.recv().unwrap();
+        let mut bytes = vec![0; write.len];
+        stream.read_exact(&mut bytes).unwrap();
+        sender.send(bytes).unwrap();
+        // Until the client leaves.
+        let _ = stream.read_to_end(&mut Vec::new());
+    });
+    let asked = Asked::new(&folder, TIMES);
+    asked.buffer.write(0, &[3; 1 << 20]);
+    let other = Arc::new(Buffer::new(512).unwrap());
+    let mem = Some(Mem { buffer: other, offset: 0, len: 512 });
+    let read = BackendIo { mem, ..BackendIo::new(1, IoOp::Read, 0, 512) };
+    let write = asked.io(2, IoOp::Write, 1 << 20);
+    asked.nbd.submit(&mut vec![read, write], &asked.done);
+    assert_eq!(asked.next(), (1, 0));
+    // The answer to the write came before that to the read.
+    assert!(asked.results.try_recv().is_err(), "its memory is still read");
+    go.send(()).unwrap();
+    assert_eq!(asked.next(), (2, 0));
+    asked.buffer.write(0, &[4; 1 << 20]);
+    assert!(data.recv_timeout(LIMIT).unwrap().iter().all(|byte| *byte == 3));
+}
+
+#[test]
+fn a_write_that_is_answered_twice_costs_the_connection() {
+    let folder = Folder::new("twice");
+    let (_stays, ended) = channel::<()>();
+    scripted(&folder, move |stream, _| {
+        let Some(write) = header_of(stream) else { return };
+        stream.write_all(&simple(0, write.cookie).repeat(2)).unwrap();
+        // It takes no data, until the test ends.
+        let _ = ended.recv();
+    });
+    let asked = Asked::new(&folder, TIMES);
+    assert_eq!(asked.call(0, IoOp::Write, 1 << 20), Errno::EIO.neg());
+    assert!(asked.nbd.take_notices()[0].contains("protocol (1 times)"));
 }
 
 #[test]
