@@ -17,6 +17,7 @@ mod table;
 
 use bowline_base::entropy::random_u64;
 use std::collections::BTreeMap;
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -68,6 +69,8 @@ struct PendingAnswer {
 
 struct Session {
     name: String,
+    /// Stands for the name, for storage: a client that connects again is the same user.
+    user: u64,
     /// The chunks of the session, once a request has used them.
     memory: Option<Arc<Buffer>>,
 }
@@ -81,6 +84,8 @@ struct State {
     pending: BTreeMap<Ticket, PendingAnswer>,
     ops: Ops,
     scratch: Vec<Scratch>,
+    /// Makes the numbers of users.
+    users: RandomState,
 }
 
 /// Lists that are reused to save allocations.
@@ -176,6 +181,7 @@ impl ExportServer {
             pending: BTreeMap::new(),
             ops: Ops::default(),
             scratch: Vec::new(),
+            users: RandomState::new(),
         };
         let dispatcher = Arc::new_cyclic(|me: &Weak<Dispatcher>| Dispatcher {
             state: Mutex::new(state),
@@ -343,9 +349,31 @@ impl ExportServer {
         self.dispatcher.lock().ops.count()
     }
 
-    /// Closes all sessions, and waits until they are closed and storage has answered.
-    pub fn close(&self) {
+    /// Takes what storage has to say of itself since the last call, with the names of exports: the
+    /// connection to a server is lost, for example.
+    pub fn take_notices(&self) -> Vec<(String, String)> {
+        let notices = |(name, store): (String, Arc<dyn Backend>)| {
+            store.take_notices().into_iter().map(move |text| (name.clone(), text))
+        };
+        self.dispatcher.stores().into_iter().flat_map(notices).collect()
+    }
+
+    /// Closes all sessions, and waits until they are closed and storage has answered; then closes
+    /// the storage. Storage that does not answer is waited for, unless it has a limit of its own:
+    /// see [`Backend::begin_close`].
+    ///
+    /// # Errors
+    /// The exports whose storage could not be closed, so that changes may be lost that no client
+    /// has flushed.
+    pub fn close(&self) -> Vec<Error> {
+        let stores = self.dispatcher.stores();
+        stores.iter().for_each(|(_, store)| store.begin_close());
         self.rtrs.close();
+        let close = |(name, store): (String, Arc<dyn Backend>)| {
+            let error = store.close().err()?;
+            Some(Error::io(format!("closing export {name}"), &error))
+        };
+        stores.into_iter().filter_map(close).collect()
     }
 }
 
@@ -361,6 +389,22 @@ impl Dispatcher {
     /// Returns the exports at present.
     fn exports(&self) -> Arc<Exports> {
         Arc::clone(&self.exports.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Returns the storage of all exports, and what of other exports clients have open.
+    fn stores(&self) -> Vec<(String, Arc<dyn Backend>)> {
+        let exports = self.exports();
+        let named = exports.names().filter_map(|name| {
+            let name = String::from_utf8_lossy(name).into_owned();
+            exports.store(&name).map(|(_, store)| (name, store))
+        });
+        let mut all: Vec<(String, Arc<dyn Backend>)> = named.collect();
+        for (_, export) in self.lock().table.stores() {
+            if all.iter().all(|(_, known)| !Arc::ptr_eq(known, &export.backend)) {
+                all.push((export.label.to_string(), Arc::clone(&export.backend)));
+            }
+        }
+        all
     }
 
     /// Serves other exports from now on. The caller holds `changing`, and not the lock of `state`.
@@ -459,6 +503,7 @@ impl State {
         io: &CheckedIo,
         mem: Option<Mem>,
     ) -> Result<(), Errno> {
+        let user = self.sessions.get(&key(request.session)).map_or(0, |session| session.user);
         let target = scratch.targets.iter().position(|(id, _)| *id == export);
         let open = self.table.get(export).ok_or(Errno::ENODEV)?;
         let target = target.unwrap_or_else(|| {
@@ -478,8 +523,13 @@ impl State {
             region: open.region,
             next: None,
         });
-        let flush = |token| BackendIo::new(token, IoOp::Flush, 0, 0);
-        let mut first = BackendIo::new(token, io.op, io.offset, io.len);
+        let new_io = |op, offset, len| {
+            let mut io = BackendIo::new(token, op, offset, len);
+            io.user = user;
+            io
+        };
+        let flush = || new_io(IoOp::Flush, 0, 0);
+        let mut first = new_io(io.op, io.offset, io.len);
         first.fua = io.fua;
         first.nounmap = io.nounmap;
         first.prio = io.prio;
@@ -490,11 +540,11 @@ impl State {
             let step = |io, next| Some(Box::new(Step { backend: Arc::clone(backend), io, next }));
             if io.fua && !backend.limits().fua {
                 first.fua = false;
-                next = step(flush(token), None);
+                next = step(flush(), None);
             }
             if io.preflush {
                 next = step(first, next);
-                first = flush(token);
+                first = flush();
             }
             if let Some(op) = self.ops.get_mut(token) {
                 op.next = next;
@@ -572,7 +622,8 @@ impl Handler for Dispatcher {
             LinkEv::Connected { session, name } => {
                 let name = name.as_str().to_owned();
                 state.core.link_up(key(session), &name);
-                state.sessions.insert(key(session), Session { name, memory: None });
+                let user = state.users.hash_one(&name);
+                state.sessions.insert(key(session), Session { name, user, memory: None });
             }
             LinkEv::Disconnected { session } => {
                 state.core.link_down(key(session));

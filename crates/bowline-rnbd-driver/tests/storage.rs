@@ -291,3 +291,67 @@ fn memory_of_a_timed_out_request_returns_to_the_program() {
     }
     rig.client.unmap(&disk).unwrap();
 }
+
+/// Storage that records what it is asked, for whom, and what becomes of it.
+#[derive(Default)]
+struct Recorder(std::sync::Mutex<Vec<(&'static str, u64)>>);
+
+impl Recorder {
+    fn take(&self) -> Vec<(&'static str, u64)> {
+        std::mem::take(&mut self.0.lock().unwrap())
+    }
+}
+
+impl Backend for Recorder {
+    fn limits(&self) -> Limits {
+        Limits { write_cache: true, ..Limits::plain(MIB) }
+    }
+
+    fn submit(&self, io: &mut Vec<BackendIo>, done: &Arc<dyn BackendDone>) {
+        for io in io.drain(..) {
+            let what = if io.op == IoOp::Flush { "flush" } else { "write" };
+            self.0.lock().unwrap().push((what, io.user));
+            done.done(&[BackendResult::new(io.token, Ok(()))]);
+        }
+    }
+
+    fn begin_close(&self) {
+        self.0.lock().unwrap().push(("begin", 0));
+    }
+
+    fn close(&self) -> std::io::Result<()> {
+        self.0.lock().unwrap().push(("close", 0));
+        Err(std::io::ErrorKind::TimedOut.into())
+    }
+
+    fn take_notices(&self) -> Vec<String> {
+        vec!["it is slow".to_owned()]
+    }
+}
+
+#[test]
+fn storage_knows_its_users_by_their_sessions_and_is_closed_at_the_end() {
+    // tests [NB-77]
+    let recorder = Arc::new(Recorder::default());
+    let mut exports = Exports::new();
+    exports.backend("disk", Arc::clone(&recorder) as Arc<dyn Backend>).unwrap();
+    let rig = Rig::new(34, exports);
+    let user = |session: &str| {
+        let disk = rig.map("disk", &rig.options(session)).unwrap();
+        // Without FUA, this is a write and a flush.
+        sync::write_at(&*disk, 0, &[0; 512], Durable::Now).unwrap();
+        rig.client.unmap(&disk).unwrap();
+        let got = recorder.take();
+        let [("write", user), ("flush", flusher)] = got[..] else { panic!("{got:?}") };
+        assert_eq!(user, flusher);
+        user
+    };
+    let (one, other) = (user("one"), user("other"));
+    assert_ne!(one, other);
+    assert_eq!(user("one"), one, "it has connected again");
+    assert_eq!(rig.server.take_notices(), [("disk".to_owned(), "it is slow".to_owned())]);
+    rig.client.close();
+    let errors = rig.server.close();
+    assert_eq!(recorder.take(), [("begin", 0), ("close", 0)]);
+    assert!(errors[0].to_string().contains("closing export disk"), "{errors:?}");
+}

@@ -437,7 +437,7 @@ impl HostDisks {
         }
         if let Some(served) = self.served() {
             served.log();
-            served.server().close();
+            served.close();
         }
         let engine = lock(&self.parts).engine.clone();
         if let Some(engine) = engine {

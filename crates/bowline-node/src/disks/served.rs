@@ -95,6 +95,13 @@ impl Served {
         &self.server
     }
 
+    /// Closes the sessions and the storage; prints what could not be made durable.
+    pub fn close(&self) {
+        for error in self.server.close() {
+            note!("{error}: what no client has flushed may be lost");
+        }
+    }
+
     /// Prints a line for each export.
     pub fn announce(&self) {
         for export in rnbd_tree::Exports::exports(&*self.server) {
@@ -196,8 +203,10 @@ impl Served {
         let (events, missed) = server.take_client_events();
         let clients = clients::lines(&events, missed, |session| client_address(server, session));
         let failing = self.failing(clock::now(), &mut log.failing);
+        let notices = server.take_notices().into_iter();
+        let notices = notices.map(|(name, text)| format!("export {}: {text}", shown(&name)));
         let lines = clients.into_iter().chain(paths).chain(log.offences.look(now, server));
-        for line in lines.chain(failing) {
+        for line in lines.chain(failing).chain(notices) {
             note_of_peer!("{}{line}", stamp());
         }
     }
@@ -461,7 +470,7 @@ mod tests {
         assert!(lines[0].starts_with(&format!("export a ({}): 5 requests", stores[0].store)));
         assert!(lines[2].starts_with("export a: 1 request failed"), "{lines:?}");
         client.close();
-        served.server().close();
+        served.close();
         [engine, engine_here].iter().for_each(|engine| engine.close());
     }
 
@@ -485,7 +494,7 @@ mod tests {
         };
         assert!(served.invalidates());
         assert_eq!((shown(true), shown(false)), ("Y\n".to_owned(), "N\n".to_owned()));
-        served.server().close();
+        served.close();
         engine.close();
     }
 }
