@@ -1,8 +1,11 @@
 //! `rnbd export` of what NBD servers serve, and with faults for tests.
 
 use std::{
+    io::{Read, Write},
+    os::unix::net::{UnixListener, UnixStream},
     path::Path,
     process::{Child, Command, Stdio},
+    sync::mpsc::{Receiver, Sender, channel},
     thread,
     time::{Duration, Instant},
 };
@@ -10,6 +13,7 @@ use std::{
 use bowline_testkit::skipped;
 use serde_json::Value;
 
+use crate::disk_clients::{Nbd, PATIENCE};
 use crate::support::{Folder, Running, run, start};
 
 /// An NBD server of others at a socket; it is killed when it is dropped.
@@ -175,4 +179,144 @@ fn filters_fail_requests_by_lot_and_hold_them_back() {
         let words = ["rnbd", "export", "--memory", "disk0=1MiB", "--filter", text];
         run(&folder, &words).exits(2).complains(&[wanted]);
     }
+}
+
+/// What an NBD server gets.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Got {
+    Connection,
+    Command(u16),
+    End,
+}
+
+const WRITE: u16 = 1;
+const DISC: u16 = 2;
+const FLUSH: u16 = 3;
+
+/// Serves one client of a disk of 1 MiB with a cache, which answers everything but `silent`.
+fn serve_one(mut stream: UnixStream, silent: Option<u16>, got: &Sender<Got>) -> Option<()> {
+    let reply = |option: u32, kind: u32, data: &[u8]| {
+        let numbers = [option, kind, data.len() as u32].map(u32::to_be_bytes).concat();
+        [&0x0003_e889_0455_65a9_u64.to_be_bytes()[..], &numbers, data].concat()
+    };
+    stream.write_all(b"NBDMAGICIHAVEOPT\0\x03").ok()?;
+    stream.read_exact(&mut [0; 4 + 16]).ok()?;
+    stream.write_all(&reply(8, 1 << 31 | 1, b"")).ok()?;
+    let mut option = [0; 16];
+    stream.read_exact(&mut option).ok()?;
+    let len = u32::from_be_bytes(option[12..].try_into().ok()?);
+    stream.read_exact(&mut vec![0; len as usize]).ok()?;
+    // Has flags, and flushes.
+    let export = [&[0, 0][..], &(1_u64 << 20).to_be_bytes(), &5_u16.to_be_bytes()].concat();
+    stream.write_all(&[reply(7, 3, &export), reply(7, 1, b"")].concat()).ok()?;
+    got.send(Got::Connection).ok()?;
+    loop {
+        let mut request = [0; 28];
+        if stream.read_exact(&mut request).is_err() {
+            return got.send(Got::End).ok();
+        }
+        let command = u16::from_be_bytes([request[6], request[7]]);
+        let len = u32::from_be_bytes(request[24..].try_into().ok()?) as usize;
+        got.send(Got::Command(command)).ok()?;
+        if command == WRITE {
+            stream.read_exact(&mut vec![0; len]).ok()?;
+        }
+        if command != DISC && Some(command) != silent {
+            let data = vec![0; if command == 0 { len } else { 0 }];
+            let head = [&[0x67, 0x44, 0x66, 0x98, 0, 0, 0, 0], &request[8..16]].concat();
+            stream.write_all(&[head, data].concat()).ok()?;
+        }
+    }
+}
+
+/// Starts an NBD server; returns what it gets on all connections.
+fn nbd_server(socket: &Path, silent: Option<u16>) -> Receiver<Got> {
+    let listener = UnixListener::bind(socket).expect("a socket");
+    let (sender, got) = channel();
+    thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let sender = sender.clone();
+            thread::spawn(move || serve_one(stream, silent, &sender));
+        }
+    });
+    got
+}
+
+/// Writes a block of the export, without a flush; returns the process that has it mapped.
+fn written(folder: &Folder, host: u8) -> (Running, Nbd) {
+    let path = format!("127.72.{host}.11@127.72.{host}.1");
+    let door = folder.path().join("door.sock");
+    let place = door.to_str().expect("plain");
+    let words = ["rnbd", "map", "disk0", "--from", "s1", "--path", &path, "--nbd", place];
+    let mut client = start(folder, &words);
+    client.expect("mapped disk0 ");
+    let mut nbd = Nbd::connect(&door).expect("connected");
+    nbd.send(0, 1).expect("sent");
+    nbd.reply();
+    (client, nbd)
+}
+
+/// Returns what the server gets until `last`, without reads.
+fn until(got: &Receiver<Got>, last: Got) -> Vec<Got> {
+    let mut all = Vec::new();
+    while all.last() != Some(&last) {
+        let next = got.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("no {last:?}: {all:?}"));
+        all.extend(Some(next).filter(|next| *next != Got::Command(0)));
+    }
+    all
+}
+
+/// A flush of the next process covers what was written by its own connection only.
+#[test]
+fn an_export_that_is_replaced_flushes_and_leaves_its_server_before_the_next_one_connects() {
+    // tests [NB-77]
+    let folder = Folder::new();
+    let (socket, uri) = socket(&folder);
+    let got = nbd_server(&socket, None);
+    let words = ["--nbd-backend", uri.as_str()];
+    let first = export(&folder, 7, &words);
+    let (_client, mut nbd) = written(&folder, 7);
+    assert_eq!(until(&got, Got::Command(WRITE)), [Got::Connection, Got::Command(WRITE)]);
+    let second = export(&folder, 7, &[&words[..], &["--replace"]].concat());
+    let wanted = [Got::Command(FLUSH), Got::Command(DISC), Got::End, Got::Connection];
+    assert_eq!(until(&got, Got::Connection), wanted);
+    first.finish().exits(0);
+    // The next one serves its clients.
+    nbd.send(1, 1).expect("sent");
+    nbd.reply();
+    assert_eq!(until(&got, Got::Command(WRITE)), [Got::Command(WRITE)]);
+    second.signal("-TERM");
+    assert_eq!(until(&got, Got::End), wanted[..3]);
+    second.finish().exits(0);
+}
+
+#[test]
+fn an_export_ends_when_its_server_does_not_answer_or_a_filter_holds_requests_back() {
+    // tests [NB-77]
+    let folder = Folder::new();
+    let (socket, uri) = socket(&folder);
+    let got = nbd_server(&socket, Some(FLUSH));
+    let exports = export(&folder, 8, &["--nbd-backend", &uri]);
+    let (_client, _nbd) = written(&folder, 8);
+    until(&got, Got::Command(WRITE));
+    exports.signal("-TERM");
+    let done = exports.finish();
+    assert!(done.err.contains("closing export disk0"), "{done:?}");
+    done.exits(0);
+
+    let folder = Folder::new();
+    let filter = ["--memory", "disk0=1MiB", "--filter", "delay-write=3600"];
+    let exports = export(&folder, 9, &filter);
+    let path = "127.72.9.11@127.72.9.1";
+    let door = folder.path().join("door.sock");
+    let place = door.to_str().expect("plain");
+    let words = ["rnbd", "map", "disk0", "--from", "s1", "--path", path, "--nbd", place];
+    let mut client = start(&folder, &words);
+    client.expect("mapped disk0 ");
+    let mut nbd = Nbd::connect(&door).expect("connected");
+    nbd.send(0, 1).expect("sent");
+    // A second request that has been answered shows that the first one is there.
+    nbd.read(1);
+    exports.signal("-TERM");
+    exports.finish().exits(0);
 }

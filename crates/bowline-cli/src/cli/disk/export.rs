@@ -14,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bowline_block::backend::{Filters, NbdUri};
+use bowline_block::backend::{self, Backend, BackendSpec, Filters, NbdUri};
 use bowline_ctl::{Sys, Tree};
 use bowline_node::{
     Failure, Outcome, background,
@@ -82,7 +82,8 @@ pub(super) struct Args {
     /// Export what an NBD server serves, as nbd://HOST[:PORT]/EXPORT or
     /// nbd+unix:///EXPORT?socket=PATH, under the name of its export or as NAME; may be repeated. So
     /// all formats and plug-ins of qemu-nbd and nbdkit can be exported. When the server goes,
-    /// requests wait for it up to 30 s
+    /// requests wait for it up to 30 s; one that it does not answer fails after 180 s, or after 60
+    /// s in which it sends nothing
     #[arg(long, value_name = "[NAME=]URI", value_parser = nbd_backend)]
     nbd_backend: Vec<(String, String)>,
     #[command(flatten)]
@@ -141,7 +142,11 @@ pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
     }
     let stop = Stop::install_with(Duty::Service { json: false })?;
     let hangups = hangups()?;
-    let exports = args.exports()?;
+    // A process that replaces another one connects to NBD servers once that one has left them.
+    let exports = match args.replace {
+        true => args.check().map(|()| None)?,
+        false => Some(args.exports()?),
+    };
     let device = DeviceConfig::from(&args.device);
     let config = ServingConfig::from(&args.serving).config(device.path_dead)?;
     let addresses = device.places(&args.address)?;
@@ -176,8 +181,7 @@ pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
         }
         predecessor = Some(found);
     }
-    // Once the former process has ended, sizes are read again.
-    let mut exports = Some(exports).filter(|_| predecessor.is_none());
+    let mut exports = exports;
     let mut again = false;
     loop {
         match serving.serve(predecessor.take(), exports.take(), again)? {
@@ -268,7 +272,7 @@ impl Serving<'_> {
         {
             // The other process needs the addresses again.
             drop(controlled);
-            served.server().close();
+            served.close();
             engine.close();
             return Err(failure);
         }
@@ -325,7 +329,7 @@ impl Serving<'_> {
             say!("handing over to another process");
         }
         drop(controlled);
-        served.server().close();
+        served.close();
         engine.close();
         let Some(heir) = heir else {
             return match status? {
@@ -392,6 +396,24 @@ impl Args {
 
     /// Opens everything that is to be exported; returns it, and what was said of it.
     fn exports(&self) -> Outcome<(Exports, Vec<Export>)> {
+        self.exports_with(Export::connect)
+    }
+
+    /// Checks all that can be checked without connecting to NBD servers, which may serve one client
+    /// at a time.
+    fn check(&self) -> Outcome {
+        let stands_in = || backend::open(BackendSpec::Null).map_err(|error| error.to_string());
+        let connect = |export: &Export| match export.nbd_backend {
+            Some(_) => stands_in().map(Some).map_err(Failure::Failed),
+            None => Ok(None),
+        };
+        self.exports_with(connect).map(drop)
+    }
+
+    fn exports_with<E: Into<Failure>>(
+        &self,
+        connect: impl Fn(&Export) -> Result<Option<Arc<dyn Backend>>, E>,
+    ) -> Outcome<(Exports, Vec<Export>)> {
         let StorageArgs { ro, buffered, block } = self.storage;
         let filter = self.filter.clone();
         let empty = Export { ro, buffered, block, filter, ..Export::default() };
@@ -417,7 +439,7 @@ impl Args {
         let mut exports = Exports::new();
         for export in &said {
             export.grants().map_err(Failure::Usage)?;
-            export.add_to(&mut exports)?;
+            export.add_connected(connect(export).map_err(Into::into)?, &mut exports)?;
         }
         for grant in &self.grant {
             exports.grant(grant.clone()).map_err(|_| {
