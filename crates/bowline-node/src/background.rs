@@ -1,76 +1,139 @@
-//! `--background`: a command starts itself once more, without that option, and ends when this other
-//! process is ready.
+//! `--background`: a command starts itself once more, and ends when this other process is ready.
+//!
+//! ```text
+//!   the command                                     the process in the background
+//!   starts it with a pipe as its input, waits  -->  takes the pipe, its input is /dev/null
+//!   passes signals on                          -->  ends
+//!   ends                                       <--  one byte: it is ready
+//! ```
+//!
+//! The pipe has no name, and no other program gets it: nobody else can say that the process is
+//! ready.
 
 use std::{
-    env, io,
+    env,
+    fs::File,
+    io::{self, Read, Write},
     os::{
-        linux::net::SocketAddrExt,
-        unix::net::{SocketAddr, UnixDatagram},
-        unix::process::CommandExt,
+        fd::AsFd,
+        unix::process::{CommandExt, ExitStatusExt},
     },
-    process::{self, Command, Stdio},
+    process::{self, Child, Command},
+    sync::{Mutex, PoisonError},
+    thread,
     time::Duration,
 };
 
-use crate::{Failure, Outcome};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    process::{Pid, Signal, kill_process},
+};
 
-/// The option, which the other process does not get.
+use crate::{Failure, Outcome, signals::Passed};
+
+/// The option, in place of which the other process gets [`IN_BACKGROUND`].
 const OPTION: &str = "--background";
-/// Name of the abstract socket at which the first process waits, for the other one.
-const VARIABLE: &str = "BOWLINE_BACKGROUND";
-/// How often the first process checks whether the other one has ended.
+const IN_BACKGROUND: &str = "--in-background";
+/// How often the first process checks whether the other one has ended, and whether signals came.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
+/// What a shell adds to the number of a signal for the exit status.
+const SIGNALLED: i32 = 128;
+
+/// The end of the pipe, until this process is ready.
+static STARTER: Mutex<Option<File>> = Mutex::new(None);
+
+/// What a process in the background is started with.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct InBackground {
+    /// Run in the background of a process that waits at standard input (internal)
+    #[arg(long, hide = true)]
+    in_background: bool,
+}
+
+impl InBackground {
+    /// Takes the pipe from the standard input of a process in the background. To be called before
+    /// other programs are started, which would have it.
+    ///
+    /// # Errors
+    /// Errors of the system.
+    pub fn begin(&self) -> Outcome {
+        if !self.in_background {
+            return Ok(());
+        }
+        let take = || -> io::Result<File> {
+            // A program that is started does not get the copy.
+            let pipe = io::stdin().as_fd().try_clone_to_owned()?;
+            rustix::stdio::dup2_stdin(File::open("/dev/null")?)?;
+            Ok(pipe.into())
+        };
+        let pipe = take().map_err(|error| Failure::failed(format!("standard input: {error}")))?;
+        *STARTER.lock().unwrap_or_else(PoisonError::into_inner) = Some(pipe);
+        Ok(())
+    }
+}
+
+/// Says that this process is ready, if it was started in the background; once.
+pub(crate) fn ready() {
+    if let Some(mut pipe) = STARTER.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        // Who waited no longer cannot be helped.
+        let _ = pipe.write_all(&[1]);
+    }
+}
 
 /// Starts the command line of this process in another one, which has its output but neither its
-/// input nor the signals of its terminal, and waits until it is ready. If that
-/// process ends before, this one ends with its exit status.
+/// input nor the signals of its terminal, and waits until it is ready; until then signals are
+/// passed on. If that process ends before, this one ends with its exit status.
 ///
 /// # Errors
 /// The process cannot be started.
 pub fn start() -> Outcome {
     let cannot =
         |error: io::Error| Failure::failed(format!("cannot start in the background: {error}"));
-    let name = format!("bowline-background-{}", process::id());
-    let socket = SocketAddr::from_abstract_name(&name).and_then(|at| UnixDatagram::bind_addr(&at));
-    let socket = socket.map_err(cannot)?;
-    socket.set_read_timeout(Some(CHECK_INTERVAL)).map_err(cannot)?;
+    let signals = Passed::install()?;
+    let (pipe, other) = io::pipe().map_err(cannot)?;
     let mut command = Command::new(env::current_exe().map_err(cannot)?);
     let mut words = env::args_os();
     // It may be called by another name, as `rnbd`.
-    command.arg0(words.next().unwrap_or_default()).args(words.filter(|word| word != OPTION));
-    command.env(VARIABLE, &name).stdin(Stdio::null()).process_group(0);
-    let mut child = command.spawn().map_err(cannot)?;
-    loop {
-        if socket.recv(&mut [0]).is_ok() {
-            say!("process {0} runs in the background; `kill {0}` ends it", child.id());
-            return Ok(());
-        }
-        if let Some(status) = child.try_wait().map_err(cannot)? {
-            // It has said why.
-            process::exit(status.code().filter(|code| *code != 0).unwrap_or(1));
-        }
+    command.arg0(words.next().unwrap_or_default());
+    command.args(words.map(|word| if word == OPTION { IN_BACKGROUND.into() } else { word }));
+    let mut child = command.stdin(other).process_group(0).spawn().map_err(cannot)?;
+    // With it goes this process's copy of the other end.
+    drop(command);
+    if let Some(status) = wait(&mut child, pipe, &signals).map_err(cannot)? {
+        // The other process has said why.
+        process::exit(status);
     }
+    say!("process {0} runs in the background; `kill {0}` ends it", child.id());
+    Ok(())
 }
 
-/// The process that has started this one in the background, if one has.
-///
-/// It is connected from the start: a process that is confined connects to nobody.
-#[derive(Debug)]
-pub(crate) struct Starter(Option<UnixDatagram>);
-
-impl Starter {
-    /// Returns that of this process.
-    pub(crate) fn own() -> Self {
-        let connected = |name: &[u8]| {
-            let socket = UnixDatagram::unbound()?;
-            socket.connect_addr(&SocketAddr::from_abstract_name(name)?)?;
-            io::Result::Ok(socket)
-        };
-        Self(env::var(VARIABLE).ok().and_then(|name| connected(name.as_bytes()).ok()))
-    }
-
-    /// Says that this process is ready. Who waited no longer cannot be helped.
-    pub(crate) fn ready(&self) {
-        let _ = self.0.as_ref().map(|socket| socket.send(&[1]));
+/// Waits until the other process is ready; returns the exit status if it has ended.
+fn wait(child: &mut Child, mut pipe: io::PipeReader, signals: &Passed) -> io::Result<Option<i32>> {
+    let (mut asked, mut is_open) = (None, true);
+    let interval = Timespec::try_from(CHECK_INTERVAL).ok();
+    loop {
+        for number in signals.take() {
+            asked = Some(number);
+            if let Some(signal) = Signal::from_named_raw(number) {
+                // An error means that it has just ended.
+                let _ = kill_process(Pid::from_child(child), signal);
+            }
+        }
+        if !is_open || asked.is_some() {
+            // It is about to end.
+            thread::sleep(CHECK_INTERVAL);
+        } else if poll(&mut [PollFd::new(&pipe, PollFlags::IN)], interval.as_ref()) == Ok(1) {
+            match pipe.read(&mut [0]) {
+                Ok(1) => return Ok(None),
+                // What was asked for in the meantime is seen first.
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                _ => is_open = false,
+            }
+        }
+        if let Some(status) = child.try_wait()? {
+            let ended = status.code().or(status.signal().map(|signal| SIGNALLED + signal));
+            let asked = asked.map_or(1, |signal| SIGNALLED + signal);
+            return Ok(Some(ended.filter(|code| *code != 0).unwrap_or(asked)));
+        }
     }
 }

@@ -8,7 +8,8 @@ use std::{net::SocketAddr, path::PathBuf, process::ExitCode};
 use clap::{Args as _, Command, FromArgMatches, error::ErrorKind};
 
 use crate::{
-    Outcome, background,
+    Outcome,
+    background::{self, InBackground},
     config::{
         Config, EXAMPLE, Poll,
         access::{Name, Network, network},
@@ -146,8 +147,10 @@ pub struct Args {
     metrics: MetricsOptions,
     /// Return as soon as the node is ready, which then runs in the background until SIGTERM; it
     /// keeps the output of this command
-    #[arg(long, conflicts_with = "until_unused")]
+    #[arg(long, conflicts_with_all = ["until_unused", "example_config"])]
     background: bool,
+    #[command(flatten)]
+    in_background: InBackground,
     /// At the end, wait at most this long until peers have acknowledged everything [default: 5]
     #[arg(long, value_name = "SECONDS")]
     drain: Option<f64>,
@@ -248,6 +251,7 @@ pub fn run(args: Args) -> Outcome {
     if args.background {
         return background::start();
     }
+    args.in_background.begin()?;
     let file = args.config.as_deref().map(Config::read).transpose()?.unwrap_or_default();
     Daemon::start(args.over(file))?.run()
 }

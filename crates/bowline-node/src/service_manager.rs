@@ -26,7 +26,7 @@ use rustix::{
     time::{ClockId, clock_gettime},
 };
 
-use crate::background::Starter;
+use crate::background;
 
 /// A watchdog is told this often within its time, so that one late message does no harm.
 const BEATS: u32 = 3;
@@ -47,7 +47,6 @@ pub struct Supervisor {
     beat: Option<Duration>,
     /// It keeps descriptors.
     keeps: bool,
-    starter: Starter,
 }
 
 /// Where a manager listens, and what it expects, for another process of its service.
@@ -98,8 +97,7 @@ impl Supervisor {
         let watchdog = number("WATCHDOG_USEC").filter(|micros| is_ours && *micros > 0);
         let beat = watchdog.map(|micros| Duration::from_micros(micros) / BEATS);
         let keeps = to.is_some() && number("FDSTORE").is_some_and(|count| count > 0);
-        let starter = Starter::own();
-        Self { beat: beat.filter(|_| to.is_some()), to, keeps, starter }
+        Self { beat: beat.filter(|_| to.is_some()), to, keeps }
     }
 
     /// Tells whether it keeps descriptors for the next process of the service, as far as it says so
@@ -160,7 +158,7 @@ impl Supervisor {
     /// Tells that the service does its work from now on; also who has started this process with
     /// `--background`.
     pub fn ready(&self, status: &str) {
-        self.starter.ready();
+        background::ready();
         self.tell(&format!("READY=1\nSTATUS={status}"));
     }
 

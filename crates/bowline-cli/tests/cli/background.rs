@@ -1,7 +1,7 @@
 //! `--background`: a command returns as soon as a process of its own does the work.
 
 use crate::links::{apart, succeeded};
-use crate::support::Folder;
+use crate::support::{Folder, run};
 
 fn on_a_machine(script: &str) {
     let folder = Folder::new();
@@ -21,6 +21,10 @@ fn a_node_answers_when_the_command_has_returned() {
         "$BOWLINE" ping -c 1 127.0.0.1 > "$AT/ping.out" 2>&1
         # It is in no group of processes that a terminal stops with this one.
         [ "$(ps -o pgid= -p $(cat "$AT/node.pid") | tr -d ' ')" = "$(cat "$AT/node.pid")" ] || fail "its group"
+        # Programs that it starts get nothing of who has waited.
+        P=$(cat "$AT/node.pid")
+        [ "$(readlink /proc/$P/fd/0)" = /dev/null ] || fail "its input"
+        ! tr '\0' '\n' < /proc/$P/environ | grep -q BOWLINE_BACKGROUND || fail "its environment"
         # What it says comes to the same place.
         grep -q "ready; ask with" "$AT/node.out"
         kill $(cat "$AT/node.pid")
@@ -44,6 +48,35 @@ fn what_does_not_start_says_why_and_has_its_exit_status() {
         [ $code != 0 ] || fail "exit status $code"
         "#,
     );
+}
+
+#[test]
+fn who_stops_the_waiting_command_stops_the_process_in_the_background() {
+    on_a_machine(
+        r#"
+        begin map "$BOWLINE" rnbd map none --from demo --path 127.0.0.3@127.0.0.2 --background --connect-timeout 90
+        P=$(cat "$AT/map.pid")
+        n=0; until C=$(ps -o pid= --ppid $P | tr -d ' ') && [ -n "$C" ] && [ "$(readlink /proc/$C/fd/0)" = /dev/null ]; do n=$((n + 1)); [ $n -lt 600 ] || fail "no process"; sleep 0.1; done
+        echo $C > "$AT/other.pid"
+        kill -TERM $P
+        code=0; wait $P || code=$?
+        [ $code != 0 ] || fail "exit status $code"
+        ! kill -0 $C 2> "$AT/none" || fail "it runs still"
+        ! grep -q "in the background" "$AT/map.out" || fail "it says that it runs"
+        "#,
+    );
+}
+
+#[test]
+fn what_belongs_to_a_terminal_does_not_run_in_the_background() {
+    let folder = Folder::new();
+    let export = ["rnbd", "export", "--memory", "disk0=1MiB", "--background", "--run", "true"];
+    let path = "127.72.10.2@127.72.10.1";
+    let map = ["rnbd", "map", "disk0", "--from", "s1", "--path", path, "--background"];
+    for words in [&export[..], &[&map[..], &["--run", "true"]].concat()] {
+        run(&folder, words).exits(2).complains(&["--background", "--run"]);
+    }
+    run(&folder, &["node", "--background", "--example-config"]).exits(2);
 }
 
 #[test]

@@ -17,7 +17,8 @@ use std::{
 use bowline_block::backend::{self, Backend, BackendSpec, Filters, NbdUri};
 use bowline_ctl::{Sys, Tree};
 use bowline_node::{
-    Failure, Outcome, background,
+    Failure, Outcome,
+    background::{self, InBackground},
     disks::{
         DeviceConfig, Export, FREE_POLL, FREE_WAIT, Heir, Packed, Predecessor, Served, Service,
         ServingConfig, server_classes, server_modules,
@@ -112,8 +113,10 @@ pub(super) struct Args {
     replace: bool,
     /// Return as soon as the disks are served, which a process in the background does then until
     /// SIGTERM; it keeps the output of this command
-    #[arg(long, conflicts_with_all = ["until_input_ends", "name"])]
+    #[arg(long, conflicts_with_all = ["until_input_ends", "name", "run"])]
     background: bool,
+    #[command(flatten)]
+    in_background: InBackground,
     /// Exit at the end of standard input, for programs that start this one
     #[arg(long)]
     until_input_ends: bool,
@@ -140,6 +143,7 @@ pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
     if args.background {
         return background::start();
     }
+    args.in_background.begin()?;
     let stop = Stop::install_with(Duty::Service { json: false })?;
     let hangups = hangups()?;
     // A process that replaces another one connects to NBD servers once that one has left them.

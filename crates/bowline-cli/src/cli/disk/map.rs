@@ -14,7 +14,8 @@ use std::{
 
 use bowline_ctl::{Successor, Sys};
 use bowline_node::{
-    Failure, Outcome, background,
+    Failure, Outcome,
+    background::{self, InBackground},
     disks::{
         DeviceConfig, DiskFrontEnds, ENDING_PATIENCE, FREE_POLL, FREE_WAIT, FailingDisks,
         FrontEndConfig, HandedFrontEnds, Heir, MapConfig, Mapping, Predecessor, Route, Service,
@@ -96,8 +97,10 @@ pub(super) struct Args {
     stay: bool,
     /// Return as soon as the disk is mapped, and keep it in a process in the background, which has
     /// the output of this command
-    #[arg(long, requires = "from")]
+    #[arg(long, requires = "from", conflicts_with = "run")]
     background: bool,
+    #[command(flatten)]
+    in_background: InBackground,
     /// Take the place of the process that has this disk mapped, which ends: clients of its --nbd
     /// and users of its --fuse and --ublk keep their connections and files, and notice a pause;
     /// machines of its --vhost-user connect again. Give all other options as that one has them; it
@@ -182,6 +185,7 @@ pub(super) fn run(args: &Args, control: Option<PathBuf>) -> Outcome {
     if args.background {
         return background::start();
     }
+    args.in_background.begin()?;
     // Before anything is opened.
     let passed = bowline_ctl::passed(&kept::STORED).map_err(|error| {
         Failure::failed(format!("what the service manager passed cannot be used: {error}"))
