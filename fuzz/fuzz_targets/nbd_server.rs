@@ -10,6 +10,8 @@ mod handshake;
 mod replies;
 #[path = "../../crates/bowline-block/src/backend/nbd/reply_checks.rs"]
 mod reply_checks;
+#[path = "../../crates/bowline-block/src/front/nbd/script.rs"]
+mod script;
 #[path = "../../crates/bowline-block/src/front/nbd/wire.rs"]
 mod wire;
 

@@ -12,6 +12,8 @@ mod contexts;
 mod handshake;
 #[path = "../../crates/bowline-block/src/front/nbd/reply.rs"]
 mod reply;
+#[path = "../../crates/bowline-block/src/front/nbd/script.rs"]
+mod script;
 #[path = "../../crates/bowline-block/src/front/nbd/stream_checks.rs"]
 mod stream_checks;
 #[path = "../../crates/bowline-block/src/front/nbd/wire.rs"]

@@ -203,25 +203,8 @@ pub(super) fn invalid(text: &str) -> io::Error {
 
 #[cfg(test)]
 mod tests {
+    use super::super::script::Script;
     use super::*;
-
-    /// A server that has sent everything before it reads.
-    struct Script(io::Cursor<Vec<u8>>, Vec<u8>);
-
-    impl Read for Script {
-        fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-            self.0.read(out)
-        }
-    }
-
-    impl Write for Script {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.1.write(bytes)
-        }
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
 
     fn greeting(flags: u16) -> Vec<u8> {
         [&b"NBDMAGICIHAVEOPT"[..], &flags.to_be_bytes()].concat()
@@ -243,8 +226,9 @@ mod tests {
     }
 
     fn run_with(parts: &[Vec<u8>]) -> (io::Result<Export>, Vec<u8>) {
-        let mut script = Script(io::Cursor::new(parts.concat()), Vec::new());
-        (run(&mut script, "disk"), script.1)
+        let sent = parts.concat();
+        let mut script = Script::new(&sent);
+        (run(&mut script, "disk"), script.output)
     }
 
     #[test]

@@ -65,6 +65,8 @@ use bowline_rnbd::{Discard, Errno, IoOp, Limits};
 use bowline_verbs::Mem;
 
 use super::{Backend, BackendDone, BackendIo, BackendResult, check_block, deliver};
+#[cfg(test)]
+use crate::front::nbd::script;
 use crate::front::nbd::wire;
 use handshake::Export;
 use notices::Notices;

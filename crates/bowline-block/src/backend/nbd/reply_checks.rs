@@ -2,28 +2,10 @@
 //! `nbd_server`.
 
 use std::collections::HashMap;
-use std::io::{self, Read, Write};
 
 use super::handshake;
 use super::replies::{Asked, Replies, Requests};
-
-/// A server that has sent everything before it reads.
-struct Script<'a>(&'a [u8]);
-
-impl Read for Script<'_> {
-    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        self.0.read(out)
-    }
-}
-
-impl Write for Script<'_> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        Ok(bytes.len())
-    }
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
+use super::script::Script;
 
 /// Reads and others in flight, by small cookies.
 struct InFlight(HashMap<u64, (Asked, Vec<u8>)>);
@@ -53,7 +35,7 @@ impl Requests for InFlight {
 /// second replies are chunks; what follows are replies.
 pub(super) fn check_stream(bytes: &[u8]) {
     let Some((&how, rest)) = bytes.split_first() else { return };
-    let mut script = Script(rest);
+    let mut script = Script::new(rest);
     let mut is_structured = how & 2 != 0;
     if how & 1 != 0 {
         let Ok(export) = handshake::run(&mut script, "disk") else { return };
@@ -74,18 +56,19 @@ pub(super) fn check_stream(bytes: &[u8]) {
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+
+    use bowline_base::SplitMix64;
+
     use super::*;
     use crate::front::nbd::wire;
 
     /// Replies that are right for the most part.
-    struct Random(u64);
+    struct Random(SplitMix64);
 
     impl Random {
         fn below(&mut self, n: u64) -> u64 {
-            self.0 ^= self.0 << 13;
-            self.0 ^= self.0 >> 7;
-            self.0 ^= self.0 << 17;
-            self.0 % n
+            self.0.below(n)
         }
 
         /// A number that is mostly this one.
@@ -140,7 +123,7 @@ mod tests {
 
     #[test]
     fn whatever_comes_is_refused_or_whole_and_lies_in_what_was_asked_for() {
-        let mut random = Random(0x1234_5678_9abc_def1);
+        let mut random = Random(SplitMix64::new(0x1234_5678_9abc_def1));
         for _ in 0..20_000 {
             let mut stream = vec![if random.below(2) == 0 { 0 } else { 2 }];
             for _ in 0..random.below(12) {
@@ -170,9 +153,9 @@ mod tests {
     fn read(stream: &[u8]) -> (io::Result<()>, InFlight) {
         let asked = Asked { is_read: true, offset: 8192, len: 1536 };
         let mut requests = InFlight(HashMap::from([(2, (asked, vec![0; 1536]))]));
-        let (mut replies, mut script) = (Replies::new(true), Script(stream));
+        let (mut replies, mut script) = (Replies::new(true), Script::new(stream));
         let mut result = Ok(());
-        while result.is_ok() && !script.0.is_empty() {
+        while result.is_ok() && !script.input.is_empty() {
             result = replies.next(&mut script, &mut requests);
         }
         (result, requests)

@@ -221,25 +221,8 @@ fn send_info(
 
 #[cfg(test)]
 mod tests {
+    use super::super::script::Script;
     use super::*;
-
-    /// A client that sends everything before it reads.
-    struct Script(io::Cursor<Vec<u8>>, Vec<u8>);
-
-    impl Read for Script {
-        fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-            self.0.read(out)
-        }
-    }
-
-    impl Write for Script {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.1.write(bytes)
-        }
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
 
     fn option(number: u32, data: &[u8]) -> Vec<u8> {
         let mut out = wire::OPTION.to_be_bytes().to_vec();
@@ -252,9 +235,9 @@ mod tests {
     fn ask(flags: u32, options: &[Vec<u8>]) -> (io::Result<Outcome>, Vec<u8>) {
         let mut said = flags.to_be_bytes().to_vec();
         said.extend(options.concat());
-        let mut script = Script(io::Cursor::new(said), Vec::new());
+        let mut script = Script::new(&said);
         let outcome = run(&mut script, "disk", || Limits::plain(1 << 20));
-        (outcome, script.1.split_off(18))
+        (outcome, script.output.split_off(18))
     }
 
     fn info(name: &str, requests: &[u16]) -> Vec<u8> {

@@ -25,6 +25,8 @@ mod handshake;
 mod output;
 mod reply;
 mod requests;
+#[cfg(test)]
+pub(crate) mod script;
 mod status;
 #[cfg(test)]
 mod stream_checks;

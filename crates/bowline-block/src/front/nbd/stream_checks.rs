@@ -1,41 +1,19 @@
 //! What holds for whatever a client sends: checked with random streams here, and by the fuzz target
 //! `nbd_stream`.
 
-use std::io::{self, Read, Write};
-
 use bowline_rnbd::{Discard, IoOp, Limits};
 
 use super::check::{Action, check};
 use super::handshake::{self, Outcome};
 use super::reply::{self, Descriptor, Head, Origin};
+use super::script::Script;
 use super::wire::{self, Fields, Format, Request, Session};
-
-/// A client that sends everything before it reads.
-struct Script<'a> {
-    input: &'a [u8],
-    output: Vec<u8>,
-}
-
-impl Read for Script<'_> {
-    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        self.input.read(out)
-    }
-}
-
-impl Write for Script<'_> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.output.write(bytes)
-    }
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
 
 /// Checks a connection: the first byte chooses the disk, a handshake and requests follow.
 pub(super) fn check_stream(bytes: &[u8]) {
     let Some((&disk, input)) = bytes.split_first() else { return };
     let limits = limits(disk);
-    let mut script = Script { input, output: Vec::new() };
+    let mut script = Script::new(input);
     let outcome = handshake::run(&mut script, "disk", || limits);
     check_option_replies(&script.output[18..]);
     let Ok(Outcome::Begin(session)) = outcome else { return };
@@ -137,17 +115,16 @@ fn check_reply(format: Format, origin: Origin, head: &Head, tail: usize, data: u
 
 #[cfg(test)]
 mod tests {
+    use bowline_base::SplitMix64;
+
     use super::*;
 
     /// Streams that are right for the most part.
-    struct Random(u64);
+    struct Random(SplitMix64);
 
     impl Random {
         fn below(&mut self, n: u64) -> u64 {
-            self.0 ^= self.0 << 13;
-            self.0 ^= self.0 >> 7;
-            self.0 ^= self.0 << 17;
-            self.0 % n
+            self.0.below(n)
         }
 
         fn option(&mut self, out: &mut Vec<u8>) {
@@ -188,7 +165,7 @@ mod tests {
 
     #[test]
     fn any_stream_is_answered_by_whole_replies_that_are_within_the_disk() {
-        let mut random = Random(0x1234_5678_9abc_def1);
+        let mut random = Random(SplitMix64::new(0x1234_5678_9abc_def1));
         for _ in 0..20_000 {
             let mut stream = vec![random.below(256) as u8];
             stream.extend((random.below(5) as u32).to_be_bytes());
