@@ -271,6 +271,8 @@ fn what_makes_no_sense_is_not_measured() {
         let words = [&["perf", "-c", "127.41.31.1", "-I", "127.41.31.2"], words].concat();
         run(&folder, &words).exits(2).complains(&[complaint]);
     }
+    // The sizes are the client's.
+    run(&folder, &["perf", "--server", "--all"]).exits(2).complains(&["cannot be used with"]);
 }
 
 #[test]

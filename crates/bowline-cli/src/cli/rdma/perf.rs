@@ -60,7 +60,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "BYTES", value_parser = number32)]
     size: Option<u32>,
     /// Measure all sizes that are powers of two, from 2 bytes to 8 MiB, one after the other
-    #[arg(short, long, conflicts_with = "size")]
+    #[arg(short, long, conflicts_with_all = ["size", "server"])]
     all: bool,
     /// Measure both directions at once: the server sends as much to the client, or for as long, and
     /// the result is the sum
