@@ -297,10 +297,20 @@ impl Backend for Nbd {
             return Ok(());
         }
         self.shared.begin_close();
-        let is_own = threads.iter().any(|thread| thread.thread().id() == thread::current().id());
-        // A thread of the store cannot wait for the answer that the store is to take.
-        let flushed = if is_own { Ok(()) } else { self.shared.flush() };
-        self.shared.end(threads);
+        if threads.iter().any(|thread| thread.thread().id() == thread::current().id()) {
+            // Closed by who is being answered: what is waited for here would wait for this thread.
+            self.shared.end();
+            return Ok(());
+        }
+        let flushed = self.shared.flush();
+        let connects = self.shared.end();
+        for thread in threads {
+            // One that connects ends by itself, with its attempt.
+            if !(connects && thread.thread().name() == Some(FROM)) {
+                // A panic of the thread was printed when it happened.
+                let _ = thread.join();
+            }
+        }
         flushed
     }
 
@@ -532,8 +542,8 @@ impl Shared {
         }
     }
 
-    /// Ends the threads.
-    fn end(&self, threads: Vec<JoinHandle<()>>) {
+    /// Has the threads end; returns whether one connects.
+    fn end(&self) -> bool {
         let mut link = self.lock();
         link.is_over = true;
         let stream = link.stream.clone().filter(|_| link.table.has_sent());
@@ -542,14 +552,7 @@ impl Shared {
         // The thread that sends may wait for a server that does not read.
         stream.iter().for_each(|stream| stream.close());
         self.changed.notify_all();
-        for thread in threads {
-            // One that connects ends by itself, with its attempt.
-            let ends_late = connects && thread.thread().name() == Some(FROM);
-            if !ends_late && thread.thread().id() != thread::current().id() {
-                // A panic of the thread was printed when it happened.
-                let _ = thread.join();
-            }
-        }
+        connects
     }
 }
 

@@ -623,6 +623,43 @@ fn a_write_that_is_answered_early_ends_when_its_data_is_sent() {
     assert!(data.recv_timeout(LIMIT).unwrap().iter().all(|byte| *byte == 3));
 }
 
+/// The last user of a store may go when it is answered, by whichever thread.
+#[test]
+fn a_store_may_be_dropped_by_who_is_answered() {
+    struct Last(Mutex<Option<Nbd>>, Mutex<mpsc::Sender<()>>);
+    impl BackendDone for Last {
+        fn done(&self, _: &[BackendResult]) {
+            drop(lock(&self.0).take());
+            lock(&self.1).send(()).unwrap();
+        }
+    }
+    for is_early in [true, false] {
+        let folder = Folder::new(if is_early { "drops-early" } else { "drops" });
+        scripted(&folder, move |stream, _| {
+            let Some(write) = header_of(stream) else { return };
+            if is_early {
+                stream.write_all(&simple(0, write.cookie)).unwrap();
+            }
+            let mut data = vec![0; write.len];
+            if stream.read_exact(&mut data).is_ok() && !is_early {
+                answer(stream, &write);
+            }
+            let _ = stream.read_to_end(&mut Vec::new());
+        });
+        let asked = Asked::new(&folder, TIMES);
+        let mut write = vec![asked.io(1, IoOp::Write, 1 << 20)];
+        let (sender, gone) = channel();
+        let last = Arc::new(Last(Mutex::default(), Mutex::new(sender)));
+        let done: Arc<dyn BackendDone> = last.clone();
+        // Answered only once the store is there to be dropped.
+        let mut place = lock(&last.0);
+        asked.nbd.submit(&mut write, &done);
+        *place = Some(asked.nbd);
+        drop(place);
+        gone.recv_timeout(LIMIT).unwrap();
+    }
+}
+
 #[test]
 fn a_write_that_is_answered_twice_costs_the_connection() {
     let folder = Folder::new("twice");
