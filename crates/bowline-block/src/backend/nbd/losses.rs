@@ -7,8 +7,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Most users with changes that are distinguished. The changes of further ones are covered only by the
-/// failure of the first flush.
+/// Most users with changes that are distinguished. The changes of further ones are covered only by
+/// the failure of the first flush.
 const USERS_MAX: usize = 4096;
 
 /// Changes that were answered.
