@@ -635,27 +635,30 @@ fn a_store_may_be_dropped_by_who_is_answered() {
     }
     for is_early in [true, false] {
         let folder = Folder::new(if is_early { "drops-early" } else { "drops" });
+        let (go, goes) = sync_channel::<()>(0);
         scripted(&folder, move |stream, _| {
-            let Some(write) = header_of(stream) else { return };
+            let (Some(read), Some(write)) = (whole_of(stream), header_of(stream)) else { return };
             if is_early {
                 stream.write_all(&simple(0, write.cookie)).unwrap();
             }
-            let mut data = vec![0; write.len];
-            if stream.read_exact(&mut data).is_ok() && !is_early {
+            answer(stream, &read);
+            goes.recv().unwrap();
+            stream.read_exact(&mut vec![0; write.len]).unwrap();
+            if !is_early {
                 answer(stream, &write);
             }
             let _ = stream.read_to_end(&mut Vec::new());
         });
         let asked = Asked::new(&folder, TIMES);
-        let mut write = vec![asked.io(1, IoOp::Write, 1 << 20)];
         let (sender, gone) = channel();
         let last = Arc::new(Last(Mutex::default(), Mutex::new(sender)));
         let done: Arc<dyn BackendDone> = last.clone();
-        // Answered only once the store is there to be dropped.
-        let mut place = lock(&last.0);
-        asked.nbd.submit(&mut write, &done);
-        *place = Some(asked.nbd);
-        drop(place);
+        asked.submit(asked.io(1, IoOp::Read, 512));
+        asked.nbd.submit(&mut vec![asked.io(2, IoOp::Write, 1 << 20)], &done);
+        assert_eq!(asked.next(), (1, 0));
+        // The early answer is there, and the write is still being sent.
+        *lock(&last.0) = Some(asked.nbd);
+        go.send(()).unwrap();
         gone.recv_timeout(LIMIT).unwrap();
     }
 }
