@@ -40,12 +40,6 @@ pub(super) fn check(
     if request.flags & !known_flags(limits, session, action) != 0 {
         return Err(invalid("the command does not have this flag"));
     }
-    if request.command == wire::CMD_WRITE
-        && session.format == Format::Extended
-        && request.flags & wire::CMD_FLAG_PAYLOAD_LEN == 0
-    {
-        return Err(invalid("a write without data"));
-    }
     if action == Action::Io(IoOp::Flush) {
         return Ok(action);
     }
@@ -136,14 +130,14 @@ mod tests {
     }
 
     #[test]
-    fn extended_writes_say_that_they_have_data_and_others_have_none() {
+    fn extended_writes_have_data_and_others_have_none() {
         let limits = Limits::plain(1 << 20);
         let session = Session { format: Format::Extended, has_allocation: true };
         let with_data = wire::CMD_FLAG_PAYLOAD_LEN;
         for (command, flags, is_ok, payload) in [
             (wire::CMD_WRITE, with_data, true, 512),
             (wire::CMD_WRITE, with_data | wire::CMD_FLAG_FUA, true, 512),
-            (wire::CMD_WRITE, 0, false, 0),
+            (wire::CMD_WRITE, 0, true, 512),
             (wire::CMD_READ, 0, true, 0),
             (wire::CMD_READ, with_data, false, 512),
             (wire::CMD_BLOCK_STATUS, with_data, false, 512),

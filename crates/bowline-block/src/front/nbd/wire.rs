@@ -166,13 +166,11 @@ impl Request {
         (magic == wanted).then_some(Self { flags, command, cookie, offset, len })
     }
 
-    /// Returns how many bytes of data follow the header.
-    pub(crate) const fn payload(&self, format: Format) -> u64 {
-        let has_data = match format {
-            Format::Simple | Format::Structured => self.command == CMD_WRITE,
-            Format::Extended => self.flags & CMD_FLAG_PAYLOAD_LEN != 0,
-        };
-        if has_data { self.len } else { 0 }
+    /// Returns how many bytes of data follow the header. QEMU sends the data of extended writes without
+    /// saying so; no client sends a write without data.
+    pub(crate) fn payload(&self, format: Format) -> u64 {
+        let says_so = format == Format::Extended && self.flags & CMD_FLAG_PAYLOAD_LEN != 0;
+        if says_so || self.command == CMD_WRITE { self.len } else { 0 }
     }
 }
 
