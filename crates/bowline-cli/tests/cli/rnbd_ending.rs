@@ -1,6 +1,8 @@
 //! The end of a process whose disks are in use.
 
 use std::{
+    fs::{self, DirEntry},
+    io,
     path::PathBuf,
     time::{Duration, Instant},
 };
@@ -17,12 +19,7 @@ const QUEUE: &str = "block/rnbd0/bowline/queue";
 fn pair(folder: &Folder, host: u8) -> (Running, Running, PathBuf) {
     let address = format!("127.60.{host}.1");
     let image = folder.write("disk0.img", "");
-    std::fs::File::options()
-        .write(true)
-        .open(&image)
-        .expect("it")
-        .set_len(1 << 20)
-        .expect("a length");
+    fs::File::options().write(true).open(&image).expect("it").set_len(1 << 20).expect("a length");
     let file = format!("disk0={}", image.display());
     let mut server = start(folder, &["rnbd", "export", "--file", &file, "-I", &address]);
     server.expect(&format!("listening on {address}:1234"));
@@ -75,14 +72,14 @@ fn writers_of_the_file_do_not_hold_up_the_end() {
     let mut server = start(&folder, &["rnbd", "export", "--memory", "disk0=1MiB", "-I", address]);
     server.expect("listening on");
     let files = folder.path().join("files");
-    std::fs::create_dir(&files).expect("a folder");
+    fs::create_dir(&files).expect("a folder");
     let words = ["rnbd", "map", "disk0", "--from", "s1", "--path", "127.60.4.11@127.60.4.1"];
     let place = files.to_str().expect("a plain path");
     let mut client = start(&folder, &[&words[..], &["--fuse", place]].concat());
     if !client.hears("mapped disk0") {
         return bowline_testkit::skipped::without_fuse(client.finish().err);
     }
-    let file = std::fs::File::options().write(true).open(files.join("rnbd0")).expect("the file");
+    let file = fs::File::options().write(true).open(files.join("rnbd0")).expect("the file");
     std::thread::scope(|threads| {
         for n in 0..4 {
             let file = &file;
@@ -104,6 +101,13 @@ fn an_end_in_which_not_all_was_served_says_so() {
     let mut nbd = Nbd::connect(&socket);
     assert_eq!(nbd.ask(WRITE, 0, 4096), 0);
     server.signal("-STOP");
+    // A thread that runs on another processor may go on for a moment.
+    let is_stopped = |thread: io::Result<DirEntry>| {
+        let stat = fs::read_to_string(thread.expect("a thread").path().join("stat"));
+        stat.is_ok_and(|stat| stat.contains(") T "))
+    };
+    let threads = format!("/proc/{}/task", server.id());
+    while !fs::read_dir(&threads).expect("a process").all(is_stopped) {}
     nbd.send(WRITE, 0, 4096);
     // A request that the end finds unread in the socket is refused, and not one in flight.
     let begun = Instant::now();
