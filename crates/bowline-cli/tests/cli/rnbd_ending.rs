@@ -101,7 +101,7 @@ fn an_end_in_which_not_all_was_served_says_so() {
     let mut nbd = Nbd::connect(&socket);
     assert_eq!(nbd.ask(WRITE, 0, 4096), 0);
     server.signal("-STOP");
-    // A thread that runs on another processor may go on for a moment.
+    // A thread that runs on another processor may do so for a moment.
     let is_stopped = |thread: io::Result<DirEntry>| {
         let stat = fs::read_to_string(thread.expect("a thread").path().join("stat"));
         stat.is_ok_and(|stat| stat.contains(") T "))

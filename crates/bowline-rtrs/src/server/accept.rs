@@ -176,8 +176,8 @@ impl Server {
         self.close_path(now, id, CloseReason::ComesAgain);
     }
 
-    /// Makes a path that its client has begun once more. It takes the place of the first attempt, so
-    /// a session without another path continues [RT-102].
+    /// Makes a path that its client has begun once more. It takes the place of the first attempt,
+    /// so a session without another path continues [RT-102].
     pub(super) fn add_again(&mut self, now: Instant, slot: u32, asked: &Asked) {
         let session = self.sessions.get(slot).filter(|_| !self.closing).map(|session| session.id);
         let added = session.ok_or(Errno::ECONNRESET).and_then(|id| self.add_path(now, id, asked));
