@@ -191,8 +191,8 @@ pub fn finish() {
 
 /// A line on standard error that is rewritten while work goes on.
 ///
-/// Shown when standard error is a terminal or the user asked for it, at most ten times a second. Other
-/// lines come above it.
+/// Shown when standard error is a terminal or the user asked for it, at most ten times a second.
+/// Other lines come above it.
 #[derive(Debug)]
 pub struct Progress {
     mode: Mode,

@@ -166,8 +166,8 @@ impl Request {
         (magic == wanted).then_some(Self { flags, command, cookie, offset, len })
     }
 
-    /// Returns how many bytes of data follow the header. QEMU sends the data of extended writes without
-    /// saying so; no client sends a write without data.
+    /// Returns how many bytes of data follow the header. QEMU sends the data of extended writes
+    /// without saying so; no client sends a write without data.
     pub(crate) fn payload(&self, format: Format) -> u64 {
         let says_so = format == Format::Extended && self.flags & CMD_FLAG_PAYLOAD_LEN != 0;
         if says_so || self.command == CMD_WRITE { self.len } else { 0 }

@@ -13,9 +13,9 @@ use crate::cli::{
 /// Watch the disks that are mapped and exported here: rates, latencies, paths, what waits.
 ///
 /// On a terminal the view changes in place: s, r and / choose the order and the rows, ? shows all
-/// keys, and q or Ctrl-C ends it. Elsewhere one view is printed after another. Rates and latencies are those since the
-/// previous view, so the first view has none. Disks whose storage fails and paths that are not
-/// connected come first.
+/// keys, and q or Ctrl-C ends it. Elsewhere one view is printed after another. Rates and latencies
+/// are those since the previous view, so the first view has none. Disks whose storage fails and
+/// paths that are not connected come first.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 Columns: SIDE import (mapped here) or export; R/s, W/s requests, RB/s, WB/s bytes, W also discards and zeroes; R50, R99, W50, \

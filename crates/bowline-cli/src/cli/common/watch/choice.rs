@@ -10,7 +10,7 @@ const BACKSPACE: [u8; 2] = [8, 127];
 /// Longest filter, in characters.
 const FILTER_MAX: usize = 64;
 
-/// The choice, which begins with what the options say, or with the first order and everything shown.
+/// The choice, which begins with what the options say, or with the first order and all rows.
 #[derive(Clone, Debug)]
 pub(crate) struct Choice {
     orders: &'static [&'static str],
