@@ -39,7 +39,7 @@ pub(crate) struct Options {
     /// End after this number of views
     #[arg(short = 'n', long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
-    /// Show only rows with this text, in capitals or not, as the key / does
+    /// Show only rows with this text, in capitals or not, as the key / does; not of --json
     #[arg(long, value_name = "TEXT", conflicts_with = "json")]
     filter: Option<String>,
     /// Print a line of JSON for each view
