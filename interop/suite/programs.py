@@ -124,7 +124,7 @@ def programs(c):
         p.done()
 
 
-@scenario("programs-cut", dirs=("both",), timeout=120, ci=("lo",), **HOW)
+@scenario("programs-cut", dirs=("both",), timeout=120, **HOW)
 def programs_cut(c):
     """Under load both ways the wire loses everything for five seconds; nothing is lost, and nothing comes twice."""
     with Programs(c) as p:

@@ -328,8 +328,8 @@ def rping_4096(c):
     rping(c, 9000, SIZES, 5)
 
 
-@scenario("rping-loss", dirs=("k>n", "n>k"), orders=("lo",), families=(4, 6), timeout=180, bare=True, ci=True, ci_dirs=("n>k",), tool=True,
-          self_check=NO_SELF_CHECK, n=40, ci_n=10)
+@scenario("rping-loss", dirs=("k>n", "n>k"), orders=("lo",), families=(4, 6), timeout=180, bare=True, tool=True,
+          self_check=NO_SELF_CHECK, n=40)
 def rping_loss(c):
     """1 % of all packets are lost in each direction: the same pings, the same data."""
     rping(c, 1500, (64, 4097, 65535), c.scale, loss=True)

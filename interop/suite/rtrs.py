@@ -438,7 +438,7 @@ def rnbd_load(c):
 
 
 # data go both ways in either direction
-@scenario("rnbd-jumbo", rows="RT-97 RT-39 REQ-26", timeout=180, ci=True, ci_dirs=("n>k",), n=2, ci_n=1, **COMMON)
+@scenario("rnbd-jumbo", rows="RT-97 RT-39 REQ-26", timeout=180, n=2, **COMMON)
 def rnbd_jumbo(c):
     """The same at path MTU 4096, over one path, with refreshed keys, and without, which CI leaves out: bowline's writes
     of 4 KiB are halves of one size."""
@@ -681,7 +681,7 @@ def cycles(c, invalidate):
         c.messages += c.scale
 
 
-@scenario("rnbd-cycles", rows="RT-92 NB-32 NB-38", paths=(1, 2), timeout=300, ci=True, n=100, ci_n=5, **COMMON)
+@scenario("rnbd-cycles", rows="RT-92 NB-32 NB-38", paths=(1, 2), timeout=300, n=100, **COMMON)
 def rnbd_cycles(c):
     """Map and unmap again and again, over one path and over two: every time works, nothing stays behind."""
     cycles(c, True)

@@ -15,7 +15,7 @@ BOTH = ("k>n", "n>k")
 
 # ---------------------------------------------------------------- connect
 
-@scenario("ping", rows="T-1 T-5 T-6 T-9 T-18", dirs=BOTH, paths=(8, 1), ci=True)
+@scenario("ping", rows="T-1 T-5 T-6 T-9 T-18", dirs=BOTH, paths=(8, 1), ci=("lo",))
 def ping(c):
     """Bind a socket and ping the other side, which has not been heard of."""
     src, src_a, _, dst_a = c.ends()
@@ -26,7 +26,7 @@ def ping(c):
         want(counter(c.k, "recv_ping") >= 5, "the kernel's recv_ping counts less than 5 pings")
 
 
-@scenario("first-message", rows="T-3 T-31", dirs=BOTH, ci=True)
+@scenario("first-message", rows="T-3 T-31", dirs=BOTH, ci=("hi",))
 def first_message(c):
     """The first message ever is sent by a blocking socket of each path."""
     src, src_a, dst, dst_a = c.ends()
@@ -74,7 +74,7 @@ def ping_off(c):
 
 # ---------------------------------------------------------------- messages
 
-@scenario("messages", rows="T-2 T-3", paths=(8, 1), timeout=240, ci=True, n=10000, ci_n=1000)
+@scenario("messages", rows="T-2 T-3", paths=(8, 1), timeout=240, ci=("hi",), n=10000, ci_n=1000)
 def messages(c):
     """Verified messages of 0 to 1 MiB both ways at once, four sockets each way,
     blocking, non-blocking and with a timeout; then the connections counted."""
@@ -315,7 +315,7 @@ def contiguous(r, what):
     want(r["messages"] > 0, "%s: nothing came", what)
 
 
-@scenario("kernel-reboot", timeout=180, ci=("hi",))
+@scenario("kernel-reboot", timeout=180)
 def kernel_reboot(c):
     """The kernel's machine loses its power under load and comes back; the node's
     socket goes on sending, and new sockets of the kernel are served."""
@@ -469,7 +469,7 @@ def absent_node(c):
     want_sent(j.wait(), c.k)
 
 
-@scenario("absent-kernel", dirs=("n>k",), timeout=90, ci=("hi",))
+@scenario("absent-kernel", dirs=("n>k",), timeout=90)
 def absent_kernel(c):
     """The node sends to a kernel whose transport is not loaded until its buffer
     is full; then the module is loaded and the kernel gets all of it."""

@@ -47,7 +47,7 @@ const STEPS: [Step; 31] = [
     Step {
         name: "test",
         cargo: &["test", "--workspace", ALL, "--locked", "--no-fail-fast"],
-        env: Some(("RUST_TEST_THREADS", "4")),
+        env: Some(("RUST_TEST_THREADS", "6")),
         limit: 1200,
     },
     // Sixteen seconds of what the step before has shown for eight; the same features, so
@@ -101,8 +101,8 @@ const STEPS: [Step; 31] = [
     ),
     // Those before stay the same, so that what once held still holds; these nobody has looked at.
     step("sim fresh", &["xtask", "sim-fresh", "--seconds", "8"], 460),
-    step("hostile", &["xtask", "hostile", "--seconds", "10"], 400),
-    step("fuzz", &["xtask", "fuzz", "--seconds", "2"], 600),
+    step("hostile", &["xtask", "hostile", "--seconds", "6"], 400),
+    step("fuzz", &["xtask", "fuzz", "--seconds", "1"], 600),
     step("interop", &["xtask", "interop", "--subset", "ci"], 1200),
 ];
 
