@@ -104,7 +104,7 @@ def dissect(path):
     if not shutil.which("tshark"):
         return None
     # protocols that are guessed from the payload of sends and writes
-    off = [x for p in ("rpcordma", "iser", "smb_direct", "nvme-rdma") for x in ("--disable-protocol", p)]
+    off = [x for p in ("rpcordma", "iser", "smb_direct", "nvme-rdma", "smc") for x in ("--disable-protocol", p)]
     r = subprocess.run(["tshark", "-n", "-o", "udp.ignore_ipv6_zero_checksum:TRUE", "-r", path] + off + [
         "-Y", "udp.port == %d && (!infiniband || _ws.malformed || _ws.expert.severity == error)" % PORT,
         "-T", "fields", "-e", "frame.number", "-e", "_ws.col.Info", "-e", "_ws.expert.message"],
