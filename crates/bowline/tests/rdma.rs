@@ -329,7 +329,7 @@ fn nothing_is_left_on_a_device_by_a_node_that_has_ended() {
 #[test]
 fn a_stream_of_the_longest_messages_does_not_stop() {
     const COUNT: usize = 100;
-    let pair = pair(93);
+    let pair = pair(89);
     let (a, b) = pair.sockets(4000);
     a.set_send_buffer(8 << 20).unwrap();
     b.set_recv_buffer(8 << 20).unwrap();

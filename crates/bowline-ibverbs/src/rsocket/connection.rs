@@ -266,11 +266,12 @@ impl Connection {
         }
     }
 
-    /// The peer has ended the connection: what it has sent before can be read still.
+    /// The connection has ended. What the peer has sent before can be read still, unless that is
+    /// what has broken it: then reads must fail, and not see an orderly end.
     pub(super) fn peer_has_gone(&mut self) {
         self.is_disconnected = true;
         self.progress();
-        if let Some(stream) = &mut self.stream {
+        if let Some(stream) = self.stream.as_mut().filter(|_| !self.is_broken) {
             stream.on_gone();
         }
     }

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <rdma/rsocket.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -37,12 +38,17 @@ static const struct message bad[] = {
 	{ IBV_WR_RDMA_WRITE_WITH_IMM, 0xdfffffff, 24, 2 },
 };
 
+/* Passed twice by each peer and its socket: when the socket is accepted, and when it may read. */
+static pthread_barrier_t together;
+
 /* What a peer does to a socket is seen by a read. */
 static void *reads(void *of)
 {
 	char byte;
 	int fd = raccept(listening, NULL, NULL);
 	MUST(fd >= 0);
+	pthread_barrier_wait(&together);
+	pthread_barrier_wait(&together);
 	MUST(rrecv(fd, &byte, 1, 0) == -1 && errno == ECONNRESET);
 	MUST(rsend(fd, &byte, 1, 0) == -1 && errno == ECONNRESET);
 	struct pollfd one = { .fd = fd, .events = POLLIN };
@@ -59,7 +65,8 @@ static uint64_t number(const uint8_t *at, int len)
 	return out;
 }
 
-static void misbehaves(const struct message *message)
+/* A peer that also ends the connection before its message is looked at has not ended it in good order. */
+static void misbehaves(const struct message *message, bool ends)
 {
 	pthread_t thread;
 	MUST(pthread_create(&thread, NULL, reads, NULL) == 0);
@@ -82,7 +89,14 @@ static void misbehaves(const struct message *message)
 		wr.wr.rdma.remote_addr = number(place, 8) + (message->place == 1 ? 16 : 0);
 		wr.wr.rdma.rkey = number(place + 8, 4);
 	}
+	pthread_barrier_wait(&together);
 	MUST(ibv_post_send(id->qp, &wr, &refused) == 0);
+	if (ends) {
+		struct ibv_wc done;
+		MUST(rdma_get_send_comp(id, &done) == 1 && done.status == IBV_WC_SUCCESS);
+		MUST(rdma_disconnect(id) == 0);
+	}
+	pthread_barrier_wait(&together);
 	pthread_join(thread, NULL);
 	MUST(ibv_dereg_mr(mr) == 0);
 	rdma_destroy_ep(id);
@@ -175,8 +189,11 @@ int main(int argc, char **argv)
 	MUST(rclose(fd) == 0);
 
 	falls_silent(&at);
-	for (unsigned i = 0; i < sizeof bad / sizeof *bad; i++)
-		misbehaves(&bad[i]);
+	MUST(pthread_barrier_init(&together, NULL, 2) == 0);
+	for (unsigned i = 0; i < sizeof bad / sizeof *bad; i++) {
+		misbehaves(&bad[i], false);
+		misbehaves(&bad[i], true);
+	}
 	MUST(rclose(listening) == 0);
 	return 0;
 }
