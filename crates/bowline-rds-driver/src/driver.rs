@@ -159,7 +159,10 @@ impl Inner {
 
     fn stop_accepting(&self) -> Vec<Arc<Listener>> {
         let sh = &*self.shared;
-        let listeners: Vec<_> = sh.lock().listeners.drain(..).collect();
+        let mut st = sh.lock();
+        let listeners: Vec<_> = st.listeners.drain(..).collect();
+        st.resting.clear();
+        drop(st);
         listeners.iter().for_each(|listener| listener.close(&sh.epoll));
         listeners
     }
@@ -206,6 +209,7 @@ impl Inner {
                 }
                 sc.todo.wakers.extend(slot.wakers.drain(..).map(|(_, waker)| waker));
             }
+            st.resting.clear();
             for listener in st.listeners.drain(..) {
                 listener.close(&sh.epoll);
             }
@@ -258,7 +262,7 @@ impl Driver {
         former: Vec<OwnedFd>,
         commit: impl FnOnce() -> io::Result<()>,
     ) -> Result<Self, Error> {
-        let listeners = Listener::open(&config.core, former)?;
+        let mut listeners = Listener::open(&config.core, former)?;
         let make_fd = || sys::event_fd().map_err(Error::os("making an event descriptor"));
         let fds = [
             epoll::create(CreateFlags::CLOEXEC).map_err(Error::os("making an epoll descriptor"))?,
@@ -268,7 +272,7 @@ impl Driver {
         let watching = Error::os("watching a descriptor");
         epoll::add(&fds[0], &fds[1], EventData::new_u64(TOKEN_KICK), EventFlags::IN)
             .map_err(&watching)?;
-        for (i, listener) in listeners.iter().enumerate() {
+        for (i, listener) in listeners.iter_mut().enumerate() {
             listener.watch(&fds[0], TOKEN_LISTENER + i as u64).map_err(&watching)?;
         }
         let (mut ports, mut jobs) = (Vec::new(), Vec::new());

@@ -15,7 +15,7 @@ use crate::RDS_TCP_PORT;
 use crate::dial::tcp_buffers;
 use crate::error::Error;
 use crate::link::Link;
-use crate::shared::Shared;
+use crate::shared::{Shared, State};
 use crate::sys;
 use crate::todo::Scratch;
 
@@ -31,6 +31,8 @@ pub(crate) struct Listener {
     /// A descriptor that is closed and reopened when the process has no descriptors left, so that
     /// connections can be refused instead of being left to hang.
     reserve: Mutex<Option<OwnedFd>>,
+    /// Names it in events.
+    token: u64,
 }
 
 impl Listener {
@@ -46,7 +48,7 @@ impl Listener {
         };
         if let Some(at) = former.iter().position(is_here) {
             let reserve = Mutex::new(sys::event_fd().ok());
-            return Ok(Self { fd: former.swap_remove(at), reserve });
+            return Ok(Self { fd: former.swap_remove(at), reserve, token: 0 });
         }
         let fd = sys::tcp_socket(addr.ip()).map_err(Error::os("making a socket"))?;
         let _ = sockopt::set_socket_reuseaddr(&fd, true);
@@ -62,7 +64,7 @@ impl Listener {
         bind(&fd, &addr).map_err(taken)?;
         listen(&fd, BACKLOG).map_err(taken)?;
         let reserve = Mutex::new(sys::event_fd().ok());
-        Ok(Self { fd, reserve })
+        Ok(Self { fd, reserve, token: 0 })
     }
 
     /// Opens the listeners of a node: one for each address, or one for all. The listener of a
@@ -94,8 +96,15 @@ impl Listener {
     }
 
     /// Registers for events, which come as long as connections wait.
-    pub(crate) fn watch(&self, epoll: &OwnedFd, token: u64) -> Result<(), Errno> {
+    pub(crate) fn watch(&mut self, epoll: &OwnedFd, token: u64) -> Result<(), Errno> {
+        self.token = token;
         epoll::add(epoll, &self.fd, EventData::new_u64(token), EventFlags::IN)
+    }
+
+    /// Has events come no more, or again. One that is closed has none.
+    fn set_watched(&self, epoll: &OwnedFd, is_watched: bool) {
+        let flags = if is_watched { EventFlags::IN } else { EventFlags::empty() };
+        let _ = epoll::modify(epoll, &self.fd, EventData::new_u64(self.token), flags);
     }
 
     /// Returns another descriptor of the socket.
@@ -108,14 +117,18 @@ impl Listener {
         let _ = epoll::delete(epoll, &self.fd);
     }
 
-    /// Refuses one connection although the process has no descriptors left.
-    fn turn_away(&self) {
+    /// Refuses one connection although the process has no descriptors left; `false`: another thread
+    /// has taken the descriptor in reserve, and the connection waits.
+    fn turn_away(&self) -> bool {
         let mut reserve = self.reserve.lock().unwrap_or_else(PoisonError::into_inner);
         drop(reserve.take());
-        if let Ok(fd) = rustix::net::accept_with(&self.fd, SocketFlags::CLOEXEC) {
+        let accepted = rustix::net::accept_with(&self.fd, SocketFlags::CLOEXEC);
+        let is_out = matches!(accepted, Err(Errno::MFILE | Errno::NFILE));
+        if let Ok(fd) = accepted {
             refuse(&fd);
         }
         *reserve = sys::event_fd().ok();
+        !is_out
     }
 }
 
@@ -128,9 +141,20 @@ fn refuse(fd: impl AsFd) {
 const REFUSED_KEEP_NS: u64 = 1_000_000_000;
 const REFUSED_MAX: usize = 256;
 
+/// How long a listener rests, in nanoseconds, at which connections wait that can be neither accepted
+/// nor refused: their events would come all the time.
+const REST_NS: u64 = 20_000_000;
+
 impl Shared {
+    /// Has listeners that have rested for long enough watched again.
+    pub(crate) fn wake_listeners(&self, st: &mut State, ns: u64) {
+        for (_, listener) in st.resting.extract_if(.., |(until, _)| *until <= ns) {
+            listener.set_watched(&self.epoll, true);
+        }
+    }
+
     /// Accepts waiting connections; one that fails does not stop the others, [B-15].
-    pub(crate) fn accept(&self, sc: &mut Scratch, listener: &Listener) {
+    pub(crate) fn accept(&self, sc: &mut Scratch, listener: &Arc<Listener>) {
         for _ in 0..ACCEPTS_MAX {
             self.stats.setups.inc();
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -141,7 +165,13 @@ impl Shared {
                 }
                 Err(Errno::AGAIN) => return,
                 Err(Errno::MFILE | Errno::NFILE) => {
-                    listener.turn_away();
+                    if !listener.turn_away() {
+                        let mut st = self.lock();
+                        listener.set_watched(&self.epoll, false);
+                        let until = st.at(clock::now()).as_nanos() + REST_NS;
+                        st.resting.push((until, Arc::clone(listener)));
+                        self.collect(&mut st, sc, None);
+                    }
                     return;
                 }
                 // The connection is gone already, or a signal came: accept the next one.

@@ -109,6 +109,8 @@ pub(crate) struct State {
     pub(crate) cuts: Cuts,
     /// Refused connections and when to close them, oldest first.
     pub(crate) refused: VecDeque<(u64, OwnedFd)>,
+    /// Listeners that are not watched, and until when.
+    pub(crate) resting: Vec<(u64, Arc<Listener>)>,
     /// At least one link has unacknowledged messages that only TCP's acknowledgements release.
     pub(crate) tcp_acks: bool,
     pub(crate) next_tcp_ack: u64,
@@ -168,6 +170,7 @@ impl State {
             link_timers: Vec::new(),
             cuts: Cuts::default(),
             refused: VecDeque::new(),
+            resting: Vec::new(),
             tcp_acks: false,
             next_tcp_ack: 0,
             tcp_ack_interval: TCP_ACK_IDLE_NS,
@@ -342,9 +345,10 @@ impl State {
         let core = self.core.poll_timeout().map(Instant::as_nanos);
         let later = self.link_timers.iter().map(|(at, ..)| *at).min();
         let refused = self.refused.front().map(|(at, _)| *at);
+        let resting = self.resting.iter().map(|(until, _)| *until).min();
         let ack = self.tcp_acks.then_some(self.next_tcp_ack);
         let cuts = self.cuts.next_check();
-        [core, later, cuts, refused, ack].into_iter().flatten().min()
+        [core, later, cuts, refused, resting, ack].into_iter().flatten().min()
     }
 }
 
@@ -424,6 +428,7 @@ impl Shared {
         {
             sc.todo.forget.push(fd);
         }
+        self.wake_listeners(st, ns);
         while let Some(at) = st.link_timers.iter().position(|(at, ..)| *at <= ns) {
             let (_, id, what) = st.link_timers.swap_remove(at);
             sc.todo.due.push((id, what));
