@@ -9,7 +9,7 @@ use super::Node;
 use super::timers::Timer;
 use crate::api::{CloseHow, Event, Misbehaviour};
 use crate::config::Config;
-use crate::conn::Peer;
+use crate::conn::{Conn, Peer};
 use crate::ids::{ConnId, LinkId};
 use crate::link::{LinkState, PeerGreeting, Role};
 use crate::path::mark;
@@ -153,9 +153,26 @@ impl Node {
             Some(b) => self.peer_is_bowline(conn_id, id, b, header),
             None => self.peer_is_kernel(conn_id),
         }
+        let usable_before = self.conn(conn_id).map_or(0, Conn::usable_paths);
         self.agree_on_paths(conn_id, hs.npaths);
+        if self.conn(conn_id).is_some_and(|conn| conn.usable_paths() < usable_before) {
+            self.another_process_has_fewer_paths(conn_id, id);
+        }
         self.signal_transmit(id);
         self.links.get(id.0).is_some()
+    }
+
+    /// Cuts what leads to the process that had more paths: should it still be there, it would keep
+    /// the messages of its other paths as long as one of them is connected.
+    fn another_process_has_fewer_paths(&mut self, conn_id: ConnId, present: LinkId) {
+        let serial = self.link(present).map_or(0, |link| link.serial);
+        let Some(conn) = self.conn(conn_id).filter(|conn| !conn.peer.is_bowline()) else { return };
+        let links: Vec<_> = conn.paths.iter().filter_map(|path| path.link).collect();
+        for id in links {
+            if self.link(id).is_some_and(|link| link.serial < serial) {
+                self.cut_link(id);
+            }
+        }
     }
 
     /// Tells whether a link on which the process of this generation greeted is in service.
