@@ -60,10 +60,12 @@ def tests(crate, name):
     if given:
         return given
     crate = "bowline-" + crate
-    p = subprocess.run(["cargo", "test", "-q", "-p", crate, "--test", name, "--no-run", "--message-format", "json"],
-                       cwd=os.path.dirname(HERE), stdout=subprocess.PIPE, check=False)
+    # as cargo test --workspace builds it, so that it is built once
+    p = subprocess.run(["cargo", "test", "-q", "--workspace", "--all-features", "--test", name, "--no-run",
+                        "--message-format", "json"], cwd=os.path.dirname(HERE), stdout=subprocess.PIPE, check=False)
     built = [json.loads(x) for x in p.stdout.decode().splitlines() if x.startswith("{")]
-    found = [x["executable"] for x in built if x.get("executable") and x["target"]["name"] == name]
+    found = [x["executable"] for x in built
+             if x.get("executable") and x["target"]["name"] == name and "/%s/" % crate in x["manifest_path"]]
     if p.returncode or not found:
         raise Fail("cargo did not build the tests of " + crate)
     return found[0]

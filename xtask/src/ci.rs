@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::Command;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::api;
@@ -28,7 +29,8 @@ const XTASK: [&str; 6] = ["run", "--quiet", "--locked", "--package", "xtask", "-
 /// What is optional is built and tested, too.
 const ALL: &str = "--all-features";
 
-const STEPS: [Step; 31] = [
+/// Builds all that the next steps run.
+const FIRST: [Step; 5] = [
     step("fmt", &["fmt", "--all", "--check"], 60),
     step(
         "clippy",
@@ -43,7 +45,11 @@ const STEPS: [Step; 31] = [
     ),
     step("features", &["xtask", "features"], 300),
     step("test build", &["test", "--workspace", ALL, "--locked", "--no-run"], 900),
-    // Most tests wait most of the time: more of them at once than there are processors.
+];
+
+/// Tests, which wait most of the time.
+const TESTS: [Step; 4] = [
+    // More of them at once than there are processors.
     Step {
         name: "test",
         cargo: &["test", "--workspace", ALL, "--locked", "--no-fail-fast"],
@@ -70,22 +76,35 @@ const STEPS: [Step; 31] = [
     },
     // A part of it again, where a node runs.
     step("beside", &["xtask", "beside"], 300),
-    Step { name: "doc", cargo: &api::DOC, env: Some(api::DOC_FLAGS), limit: 300 },
-    step("api", &["xtask", "api"], 120),
-    step("check", &["xtask", "check"], 60),
-    step("dissect", &["xtask", "dissect"], 120),
-    step("model", &["xtask", "model"], 420),
-    step("deny", &["xtask", "deny"], 60),
-    step("semver", &["xtask", "semver"], 400),
-    step("publish", &["xtask", "publish"], 120),
+    step("hostile", &["xtask", "hostile", "--seconds", "6"], 400),
+];
+
+/// What needs a processor, and gets it while tests wait.
+const MEANWHILE: [Step; 13] = [
+    step("release", &["build", "--release", "--locked"], 900),
+    // Those of simulators take minutes where they are not optimized.
+    step("sim tests", &["test", "--release", "--locked", "--package", "bowline-sim"], 900),
+    step("model", &["xtask", "model"], 600),
     step("musl", &["xtask", "musl"], 600),
     // Only its own profile links it.
     step(
         "shared",
         &["build", "--profile", "shared", "--locked", "--package", "bowline-ibverbs"],
-        300,
+        600,
     ),
-    step("quickstart", &["run", "--release", "--locked", "--", "quickstart"], 600),
+    step("fuzz", &["xtask", "fuzz", "--seconds", "1"], 900),
+    Step { name: "doc", cargo: &api::DOC, env: Some(api::DOC_FLAGS), limit: 300 },
+    step("api", &["xtask", "api"], 120),
+    step("check", &["xtask", "check"], 120),
+    step("dissect", &["xtask", "dissect"], 300),
+    step("deny", &["xtask", "deny"], 60),
+    step("semver", &["xtask", "semver"], 400),
+    step("publish", &["xtask", "publish"], 300),
+];
+
+/// What shows figures, or fills both processors itself.
+const LAST: [Step; 11] = [
+    step("quickstart", &["run", "--release", "--locked", "--", "quickstart"], 120),
     step("readme", &["xtask", "readme"], 300),
     step("sim", &["xtask", "sim", "--seeds", "6000"], 600),
     step("sim rdma", &["xtask", "sim", "--scenario", "rdma", "--seeds", "8000"], 600),
@@ -101,38 +120,23 @@ const STEPS: [Step; 31] = [
     ),
     // Those before stay the same, so that what once held still holds; these nobody has looked at.
     step("sim fresh", &["xtask", "sim-fresh", "--seconds", "8"], 460),
-    step("hostile", &["xtask", "hostile", "--seconds", "6"], 400),
-    step("fuzz", &["xtask", "fuzz", "--seconds", "1"], 600),
     step("interop", &["xtask", "interop", "--subset", "ci"], 1200),
 ];
 
 /// Runs every step, also after one failed, and prints a table at the end.
 pub(crate) fn run() -> Outcome {
-    let start = Instant::now();
     let skips = Skips::new();
-    let mut rows = Vec::new();
-    let mut failed = Vec::new();
-    let mut explained = Vec::new();
-    for step in &STEPS {
-        println!("\n=== {}: cargo {}", step.name, step.cargo.join(" "));
-        let began = Instant::now();
-        let limit = Duration::from_secs(step.limit).min(TOTAL.saturating_sub(start.elapsed()));
-        let (outcome, said) =
-            run::bounded(command(step).env("CI", "true").env("BOWLINE_SKIPS", &skips.0), limit);
-        let seconds = began.elapsed().as_secs_f64();
-        let verdict = match outcome {
-            Outcome::Passed => "PASS".to_owned(),
-            Outcome::Skipped(reason) => format!("SKIPPED ({reason})"),
-            Outcome::Failed(why) | Outcome::Usage(why) => {
-                failed.push(step.name.to_owned());
-                let lines: Vec<_> = said.lines().map(|line| format!("  {line}")).collect();
-                explained.push(format!("\nwhy {} failed:\n{}", step.name, lines.join("\n")));
-                format!("FAIL ({why})")
-            }
-        };
-        println!("=== {}: {verdict}, {seconds:.0} s", step.name);
-        rows.push(format!("{:<12}{seconds:>6.0} s  {verdict}", step.name));
-    }
+    let run = Run { start: Instant::now(), skips: &skips };
+    let mut done = run.each(&FIRST, Place::Alone);
+    let (tests, others) = thread::scope(|scope| {
+        let others = scope.spawn(|| run.each(&MEANWHILE, Place::Behind));
+        (run.each(&TESTS, Place::Before), others.join())
+    });
+    done.extend(tests);
+    done.extend(others.expect("a thread that has shown its panic"));
+    done.extend(run.each(&LAST, Place::Alone));
+    let failed = done.iter().filter(|done| done.why.is_some()).map(|done| done.name);
+    let mut failed: Vec<_> = failed.map(str::to_owned).collect();
     match skips.lines() {
         Ok(lines) if lines.is_empty() => println!("\nskipped tests: none"),
         Ok(lines) => {
@@ -141,13 +145,71 @@ pub(crate) fn run() -> Outcome {
         }
         Err(error) => failed.push(format!("skipped tests: {}: {error}", skips.0.display())),
     }
-    explained.iter().for_each(|text| println!("{text}"));
-    println!("\n{}", rows.join("\n"));
-    println!("{:<12}{:>6.0} s", "total", start.elapsed().as_secs_f64());
+    done.iter().filter_map(|done| done.why.as_ref()).for_each(|text| println!("{text}"));
+    println!();
+    done.iter().for_each(|done| println!("{}", done.row));
+    println!("{:<12}{:>6.0} s", "total", run.start.elapsed().as_secs_f64());
     if failed.is_empty() {
         Outcome::Passed
     } else {
         Outcome::Failed(format!("failed: {}", failed.join(", ")))
+    }
+}
+
+/// Which other steps run at the same time.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Place {
+    Alone,
+    /// Others run at a lower priority.
+    Before,
+    /// At a lower priority than others; its lines are marked.
+    Behind,
+}
+
+/// How a step has ended.
+struct Done {
+    name: &'static str,
+    row: String,
+    /// What explains its failure.
+    why: Option<String>,
+}
+
+struct Run<'a> {
+    start: Instant,
+    skips: &'a Skips,
+}
+
+impl Run<'_> {
+    /// Runs steps one after the other.
+    fn each(&self, steps: &[Step], place: Place) -> Vec<Done> {
+        steps.iter().map(|step| self.one(step, place)).collect()
+    }
+
+    fn one(&self, step: &Step, place: Place) -> Done {
+        let mark = if place == Place::Behind { "| " } else { "" };
+        println!("\n{mark}=== {}: cargo {}", step.name, step.cargo.join(" "));
+        let began = Instant::now();
+        let left = TOTAL.saturating_sub(self.start.elapsed());
+        let mut command = command(step);
+        if place == Place::Behind {
+            command = run::niced(&command);
+        }
+        command.env("CI", "true").env("BOWLINE_SKIPS", &self.skips.0);
+        let limit = Duration::from_secs(step.limit).min(left);
+        let (outcome, said) = run::bounded(&mut command, limit, mark);
+        let seconds = began.elapsed().as_secs_f64();
+        let (verdict, why) = match outcome {
+            Outcome::Passed => ("PASS".to_owned(), None),
+            Outcome::Skipped(reason) => (format!("SKIPPED ({reason})"), None),
+            Outcome::Failed(why) | Outcome::Usage(why) => {
+                let lines: Vec<_> = said.lines().map(|line| format!("  {line}")).collect();
+                let told = format!("\nwhy {} failed:\n{}", step.name, lines.join("\n"));
+                (format!("FAIL ({why})"), Some(told))
+            }
+        };
+        println!("{mark}=== {}: {verdict}, {seconds:.0} s", step.name);
+        let row = format!("{:<12}{seconds:>6.0} s  {verdict}", step.name);
+        Done { name: step.name, row, why }
     }
 }
 

@@ -124,15 +124,39 @@ impl Said {
     }
 }
 
+/// The same command, to be run when processors have nothing else to do.
+pub(crate) fn niced(command: &Command) -> Command {
+    let mut niced = Command::new("nice");
+    niced.arg("-n19").arg(command.get_program()).args(command.get_args());
+    niced.current_dir(command.get_current_dir().unwrap_or(&repo::root()));
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => niced.env(name, value),
+            None => niced.env_remove(name),
+        };
+    }
+    niced
+}
+
 /// Runs a command without input in a process group of its own, and ends the group after `limit`.
-pub(crate) fn bounded(command: &mut Command, limit: Duration) -> (Outcome, Said) {
+/// What it says is printed behind `mark`.
+pub(crate) fn bounded(
+    command: &mut Command,
+    limit: Duration,
+    mark: &'static str,
+) -> (Outcome, Said) {
     let said = Arc::new(Mutex::new(Said::default()));
-    let outcome = bounded_heard(command, limit, &said);
+    let outcome = bounded_heard(command, limit, mark, &said);
     let said = said.lock().unwrap_or_else(PoisonError::into_inner).clone();
     (outcome, said)
 }
 
-fn bounded_heard(command: &mut Command, limit: Duration, said: &Arc<Mutex<Said>>) -> Outcome {
+fn bounded_heard(
+    command: &mut Command,
+    limit: Duration,
+    mark: &'static str,
+    said: &Arc<Mutex<Said>>,
+) -> Outcome {
     let name = describe(command);
     // One pipe for both, so that lines stay in their order.
     let (reader, child) = match std::io::pipe().and_then(|(reader, writer)| {
@@ -151,7 +175,7 @@ fn bounded_heard(command: &mut Command, limit: Duration, said: &Arc<Mutex<Said>>
         move || {
             for line in BufReader::new(reader).split(b'\n').map_while(Result::ok) {
                 let line = String::from_utf8_lossy(&line);
-                println!("{line}");
+                println!("{mark}{line}");
                 said.lock().unwrap_or_else(PoisonError::into_inner).hear(&line);
             }
         }
@@ -289,7 +313,7 @@ mod tests {
     use super::*;
 
     fn shell(script: &str, limit: Duration) -> Outcome {
-        bounded(Command::new("sh").args(["-c", script]), limit).0
+        bounded(Command::new("sh").args(["-c", script]), limit, "").0
     }
 
     #[test]
@@ -297,7 +321,7 @@ mod tests {
         let script = "echo begins; echo 'thread panicked at x.rs:1' >&2; echo left; echo right; \
                       for i in $(seq 100); do echo line $i; done; echo 'test a ... FAILED'; exit 1";
         let (outcome, said) =
-            bounded(Command::new("sh").args(["-c", script]), Duration::from_secs(60));
+            bounded(Command::new("sh").args(["-c", script]), Duration::from_secs(60), "");
         assert!(matches!(outcome, Outcome::Failed(_)));
         let lines: Vec<&str> = said.lines().collect();
         let telling = ["thread panicked at x.rs:1", "left", "right", "line 1", "line 2"];
@@ -311,7 +335,7 @@ mod tests {
     fn what_a_command_said_before_it_hung_is_kept() {
         let script = "echo 'test a has been running for over 60 seconds'; sleep 600";
         let mut command = Command::new("sh");
-        let (outcome, said) = bounded(command.args(["-c", script]), Duration::from_secs(1));
+        let (outcome, said) = bounded(command.args(["-c", script]), Duration::from_secs(1), "");
         assert!(matches!(outcome, Outcome::Failed(_)));
         assert_eq!(said.lines().next(), Some("test a has been running for over 60 seconds"));
     }

@@ -7,7 +7,7 @@ mod common;
 use bowline_sim::TraceMode;
 use bowline_sim::host::{Options, Scenario, run, run_many};
 
-any_seeds!(2_000, bytes);
+any_seeds!(300, bytes);
 
 #[test]
 fn every_scenario_keeps_its_promises() {

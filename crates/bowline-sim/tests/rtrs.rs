@@ -9,9 +9,10 @@ use std::ops::ControlFlow;
 use bowline_sim::TraceMode;
 use bowline_sim::rtrs::{Options, SEEDS_OF_STEP, Scenario, run, run_many};
 
-any_seeds!(1_400, bytes);
+any_seeds!(150, bytes);
 
 #[test]
+#[cfg_attr(debug_assertions, ignore = "takes minutes: cargo test --release")]
 fn every_scenario_keeps_its_promises() {
     // That one has a test of its own.
     for scenario in Scenario::ALL.into_iter().filter(|scenario| *scenario != Scenario::SingleFault)
@@ -21,6 +22,7 @@ fn every_scenario_keeps_its_promises() {
 }
 
 #[test]
+#[cfg_attr(debug_assertions, ignore = "takes minutes: cargo test --release")]
 fn disks_come_and_go_while_others_are_in_use() {
     let options = Options::default().with_scenario(Some(Scenario::Disks));
     let stats = run_many(2_000_000..2_000_060, 2, &options, |_| ControlFlow::Continue(())).stats;
@@ -31,6 +33,7 @@ fn disks_come_and_go_while_others_are_in_use() {
 /// Not drawn, but one datagram in eleven of all of them: whatever goes wrong at whatever datagram
 /// of a session, from its first to its last. `bowline sim --rtrs --scenario each` runs all.
 #[test]
+#[cfg_attr(debug_assertions, ignore = "takes minutes: cargo test --release")]
 fn anything_may_go_wrong_at_many_steps() {
     let options = Options::default().with_scenario(Some(Scenario::SingleFault));
     let mut before = SEEDS_OF_STEP;

@@ -8,9 +8,10 @@ use std::ops::ControlFlow;
 use bowline_sim::TraceMode;
 use bowline_sim::rds::{Options, SEEDS_OF_REQUEST, Scenario, Summary, run, run_many};
 
-any_seeds!(600, received);
+any_seeds!(120, received);
 
 #[test]
+#[cfg_attr(debug_assertions, ignore = "takes minutes: cargo test --release")]
 fn every_scenario_keeps_its_promises() {
     // That one has a test of its own.
     for scenario in Scenario::ALL.into_iter().filter(|s| *s != Scenario::RdmaStep) {
@@ -36,6 +37,7 @@ fn assert_reached(summary: &Summary, names: &[(&str, &str)]) {
 
 /// What seeds over RDMA promise to try really happens, and soon.
 #[test]
+#[cfg_attr(debug_assertions, ignore = "takes minutes: cargo test --release")]
 fn every_fault_over_rdma_happens() {
     let options = Options::default().with_scenario(Some(Scenario::Rdma));
     let summary = run_many(0..1_000, 2, &options, |_| ControlFlow::Continue(()));
@@ -84,6 +86,7 @@ fn every_fault_over_rdma_happens() {
 /// Not drawn, but all of them: a connection over RDMA is lost at whatever work request, from the
 /// first to the last, before it is sent or after it is carried out.
 #[test]
+#[cfg_attr(debug_assertions, ignore = "takes minutes: cargo test --release")]
 fn a_connection_may_be_lost_at_every_work_request() {
     let options = Options::default().with_scenario(Some(Scenario::RdmaStep));
     let mut before = SEEDS_OF_REQUEST;

@@ -11,7 +11,7 @@ mod common;
 use common::{LIMIT, Pair, Stop, addr, builder};
 
 /// Messages of one flood.
-const COUNT: u32 = 30_000;
+const COUNT: u32 = 12_000;
 
 /// Sizes that end messages everywhere in a segment, few of them long.
 fn size(i: u32) -> usize {

@@ -78,6 +78,7 @@ mod tests {
     const SOON: u64 = 600;
 
     #[test]
+    #[cfg_attr(debug_assertions, ignore = "takes minutes: cargo test --release")]
     fn each_is_noticed_by_seeds_that_know_nothing_of_it() {
         let mut missed = Vec::new();
         for how in ALL.into_iter().filter(|how| *how != Sabotage::NeverRead) {

@@ -379,6 +379,7 @@ mod tests {
 
     /// No mistake is forced: seeds that draw at random show each of them soon.
     #[test]
+    #[cfg_attr(debug_assertions, ignore = "takes minutes: cargo test --release")]
     fn each_mistake_is_noticed_by_random_seeds() {
         for how in ALL {
             assert!(seeds_to_find::<Rds>(how, 0, 3_000).is_some(), "{how:?} is not noticed");

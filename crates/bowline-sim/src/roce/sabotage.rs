@@ -206,6 +206,7 @@ mod tests {
 
     /// No mistake is forced: seeds that draw at random show each of them soon.
     #[test]
+    #[cfg_attr(debug_assertions, ignore = "takes minutes: cargo test --release")]
     fn each_mistake_is_noticed_by_random_seeds() {
         for how in Sabotage::ALL {
             let found = seeds_to_find::<Roce>(how, SEEDS, SOON);

@@ -263,6 +263,7 @@ mod tests {
     /// Random seeds find each mistake soon, without scenarios chosen for it: all but one that takes
     /// thousands, and has a test of its own above.
     #[test]
+    #[cfg_attr(debug_assertions, ignore = "takes minutes: cargo test --release")]
     fn each_is_noticed_by_seeds_that_know_nothing_of_it() {
         for how in Sabotage::ALL.into_iter().filter(|how| *how != Sabotage::NoNotice) {
             let found = seeds_to_find::<Rtrs>(how, SEEDS, SOON);

@@ -2,7 +2,7 @@
 
 /// Tests of the simulator whose `run`, `run_many`, `Options` and `Scenario` are in scope. The
 /// promises of so many seeds are checked, from the first on, and something must have happened in
-/// them.
+/// them. They are few: `bowline sim`, which is optimized, runs many times as many in that time.
 macro_rules! any_seeds {
     ($count:literal, $happened:ident) => {
         fn assert_kept(from: u64, count: u64, options: &Options) {
@@ -21,7 +21,7 @@ macro_rules! any_seeds {
 
         #[test]
         fn a_seed_is_a_run() {
-            for seed in 0..40 {
+            for seed in 0..12 {
                 let first = run(seed, &Options::default());
                 let second = run(seed, &Options::default().with_trace(TraceMode::All));
                 assert_eq!(first.trace_hash, second.trace_hash, "seed {seed}");
@@ -33,8 +33,8 @@ macro_rules! any_seeds {
         #[test]
         fn seeds_differ() {
             let hashes: std::collections::HashSet<u64> =
-                (0..40).map(|seed| run(seed, &Options::default()).trace_hash).collect();
-            assert_eq!(hashes.len(), 40);
+                (0..12).map(|seed| run(seed, &Options::default()).trace_hash).collect();
+            assert_eq!(hashes.len(), 12);
         }
 
         #[test]
