@@ -35,7 +35,7 @@ fn both_sides_agree_with_and_without_refresh() {
 fn paths_die_and_nothing_is_lost() {
     let (mut done, mut failed, mut waited, mut failovers) = (0, 0, 0, 0);
     // More with `SEEDS=n`.
-    let seeds = std::env::var("SEEDS").map_or(120, |seeds| seeds.parse().expect("a number"));
+    let seeds = std::env::var("SEEDS").map_or(40, |seeds| seeds.parse().expect("a number"));
     // 1394: a request given up while INFO_RSP was on its way.
     for seed in (0..seeds).chain([1394]) {
         let world = run(Plan::rough(seed));
@@ -44,9 +44,9 @@ fn paths_die_and_nothing_is_lost() {
         waited += world.server.counters().requests_waited;
         failovers += world.failovers;
     }
-    assert!(done > 20_000, "{done} done, {failed} failed");
-    assert!(waited > 20, "{waited} requests met their first copy, of {failovers} repeated");
-    assert!(failovers > 200, "{failovers} repeated");
+    assert!(done > 6_000, "{done} done, {failed} failed");
+    assert!(waited > 5, "{waited} requests met their first copy, of {failovers} repeated");
+    assert!(failovers > 60, "{failovers} repeated");
 }
 
 // tests [RS-9]: a server that begins a repeated request at once corrupts data, and this test
