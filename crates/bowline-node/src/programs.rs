@@ -288,6 +288,11 @@ impl Reached {
         }
     }
 
+    /// Nobody has said yet whose node it is.
+    pub fn is_silent(&self) -> bool {
+        self.whose == Whose::Unknown
+    }
+
     /// Takes a lease of the node; `None`: it needs none, since it stays without programs.
     ///
     /// # Errors

@@ -628,9 +628,12 @@ fn a_program_runs_on_the_sockets_of_a_node() {
     assert!(shown.out.contains("127.41.40.1") && shown.out.contains("4000"), "{shown:?}");
     program.signal("-KILL");
     program.finish();
+    let control = folder.path().join("bowline/127.41.40.1.sock");
+    let control = control.to_str().expect("a plain path");
     for (words, code, part) in [
         (&["run", "no-such-program"][..], 127, "no such command"),
         (&["run", "--node", "/nonexistent", "true"], 1, "/nonexistent"),
+        (&["run", "--node", control, "true"], 2, "is a control socket"),
     ] {
         let done = run(&folder, words).exits(code);
         assert!(done.err.contains(part), "{done:?}");

@@ -256,6 +256,12 @@ impl Client {
     }
 }
 
+/// Returns whether a process answers at this place as at a control socket.
+pub fn is_control_socket(path: &Path) -> bool {
+    let client = bowline_ctl::Client::connect_within(path, LOOK_TIMEOUT);
+    client.is_ok_and(|mut client| client.ask(Op::List, "/").is_ok())
+}
+
 /// Returns the folder of the control sockets that this process makes.
 pub fn folder() -> PathBuf {
     folders().into_iter().next().unwrap_or_default()

@@ -22,6 +22,7 @@ use bowline_host::{
 };
 use bowline_node::{
     Failure, Outcome,
+    control::is_control_socket,
     impair::ImpairOptions,
     programs::{self, Reached},
 };
@@ -131,6 +132,14 @@ fn node(given: Option<&Path>) -> Outcome<Found> {
             let failed = |error| format!("{}: {error}", place.display());
             // It has to accept a connection, at least.
             let node = NodeConnection::open(place).and_then(|_| Reached::at(place));
+            if node.as_ref().is_ok_and(Reached::is_silent) && is_control_socket(place) {
+                return Err(Failure::usage(format!(
+                    "{} is a control socket; --node is the node's socket for programs, which it \
+                     names in its line `programs of `bowline run` are served at ..`: give that, or leave \
+                     out --node",
+                    place.display()
+                )));
+            }
             (node.map_err(failed), Some(place.to_owned()), "with --programs and this path")
         }
     };
