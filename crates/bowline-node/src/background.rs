@@ -4,8 +4,11 @@
 //!   the command                                     the process in the background
 //!   starts it with a pipe as its input, waits  -->  takes the pipe, its input is /dev/null
 //!   passes signals on                          -->  ends
-//!   ends                                       <--  one byte: it is ready
+//!   ends                                       <--  leaves pipes, one byte: it is ready
 //! ```
+//!
+//! A pipe or socket at its standard output or error belongs to somebody who reads to its end, such
+//! as a shell's `$(..)`: the process has it until it is ready, and writes to nowhere later.
 //!
 //! The pipe has no name, and no other program gets it: nobody else can say that the process is
 //! ready.
@@ -29,7 +32,7 @@ use rustix::{
     process::{Pid, Signal, kill_process},
 };
 
-use crate::{Failure, Outcome, signals::Passed};
+use crate::{Failure, Outcome, log, signals::Passed};
 
 /// The option, in place of which the other process gets [`IN_BACKGROUND`].
 const OPTION: &str = "--background";
@@ -39,8 +42,15 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// What a shell adds to the number of a signal for the exit status.
 const SIGNALLED: i32 = 128;
 
-/// The end of the pipe, until this process is ready.
-static STARTER: Mutex<Option<File>> = Mutex::new(None);
+/// What a process in the background has until it is ready.
+struct Starter {
+    /// The end of the pipe.
+    pipe: File,
+    /// In place of what it leaves; a process that is confined cannot open it.
+    null: File,
+}
+
+static STARTER: Mutex<Option<Starter>> = Mutex::new(None);
 
 /// What a process in the background is started with.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -60,21 +70,27 @@ impl InBackground {
         if !self.in_background {
             return Ok(());
         }
-        let take = || -> io::Result<File> {
+        let take = || -> io::Result<Starter> {
             // A program that is started does not get the copy.
-            let pipe = io::stdin().as_fd().try_clone_to_owned()?;
-            rustix::stdio::dup2_stdin(File::open("/dev/null")?)?;
-            Ok(pipe.into())
+            let pipe = io::stdin().as_fd().try_clone_to_owned()?.into();
+            let null = File::options().read(true).write(true).open("/dev/null")?;
+            rustix::stdio::dup2_stdin(&null)?;
+            Ok(Starter { pipe, null })
         };
-        let pipe = take().map_err(|error| Failure::failed(format!("standard input: {error}")))?;
-        *STARTER.lock().unwrap_or_else(PoisonError::into_inner) = Some(pipe);
+        let starter =
+            take().map_err(|error| Failure::failed(format!("standard input: {error}")))?;
+        *STARTER.lock().unwrap_or_else(PoisonError::into_inner) = Some(starter);
         Ok(())
     }
 }
 
 /// Says that this process is ready, if it was started in the background; once.
 pub(crate) fn ready() {
-    if let Some(mut pipe) = STARTER.lock().unwrap_or_else(PoisonError::into_inner).take() {
+    let starter = STARTER.lock().unwrap_or_else(PoisonError::into_inner).take();
+    if let Some(Starter { mut pipe, null }) = starter {
+        if let Err(error) = log::leave_readers(&null) {
+            note!("standard output and error stay open: {error}");
+        }
         // Who waited no longer cannot be helped.
         let _ = pipe.write_all(&[1]);
     }

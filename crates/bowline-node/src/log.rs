@@ -5,8 +5,11 @@ mod writer;
 
 use std::{
     borrow::Cow,
+    env,
     fmt::{self, Write as _},
+    fs::File,
     io::{self, IsTerminal, Write},
+    os::fd::AsFd,
     process,
     sync::{
         Mutex, MutexGuard, PoisonError,
@@ -14,6 +17,8 @@ use std::{
     },
     time::{Duration, Instant},
 };
+
+use rustix::fs::FileType;
 
 pub use stamp::{stamp, utc};
 pub use writer::{Duty, begin};
@@ -102,6 +107,35 @@ pub fn line(args: fmt::Arguments<'_>) {
 /// Writes text without an end of line to standard output, under the same rule as [`line()`].
 pub fn text(text: &str) {
     put(text.to_owned());
+}
+
+/// Leaves a standard output and a standard error that somebody may read to their end, pipes and
+/// sockets, and writes to `null` in place of them. Files, terminals and the journal stay.
+pub(crate) fn leave_readers(null: &File) -> io::Result<()> {
+    let out = has_reader(&io::stdout()).then(|| null.try_clone()).transpose()?;
+    let err = has_reader(&io::stderr()).then(|| null.try_clone()).transpose()?;
+    if let Some(null) = &out {
+        rustix::stdio::dup2_stdout(null)?;
+    }
+    if let Some(null) = &err {
+        rustix::stdio::dup2_stderr(null)?;
+    }
+    if let Some(log) = writer::log() {
+        log.turn_to(out, err);
+    }
+    Ok(())
+}
+
+/// Returns whether a stream is a pipe, or a socket that is not the journal's.
+fn has_reader(stream: &impl AsFd) -> bool {
+    let Ok(found) = rustix::fs::fstat(stream) else { return false };
+    match FileType::from_raw_mode(found.st_mode) {
+        FileType::Fifo => true,
+        // As systemd.exec(5) has it: DEVICE:INODE.
+        FileType::Socket => env::var("JOURNAL_STREAM")
+            .map_or(true, |journal| journal != format!("{}:{}", found.st_dev, found.st_ino)),
+        _ => false,
+    }
 }
 
 /// Standard output belongs to a command that this process runs. Relaxed, for a flag that publishes

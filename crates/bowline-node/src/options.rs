@@ -145,8 +145,9 @@ pub struct Args {
     tree: Option<PathBuf>,
     #[command(flatten)]
     metrics: MetricsOptions,
-    /// Return as soon as the node is ready, which then runs in the background until SIGTERM; it
-    /// keeps the output of this command
+    /// Return as soon as the node is ready, which then runs in the background until SIGTERM. Its
+    /// log goes to the output of this command if that is a file or a terminal; it closes pipes and
+    /// sockets when it is ready, and what it says later is lost: `> FILE 2>&1` keeps it
     #[arg(long, conflicts_with_all = ["until_unused", "example_config"])]
     background: bool,
     #[command(flatten)]

@@ -33,6 +33,27 @@ fn a_node_answers_when_the_command_has_returned() {
     );
 }
 
+/// A shell's `$(..)` reads until nobody has the pipe: the process in the background leaves it, and
+/// keeps a file.
+#[test]
+fn who_reads_the_output_of_the_command_does_not_wait_for_the_process() {
+    on_a_machine(
+        r#"
+        x=$(timeout 50 "$BOWLINE" node --address 127.0.0.1 --background 2>&1)
+        case "$x" in *"ready; ask with"*) ;; *) fail "it says $x" ;; esac
+        kill $(echo "$x" | sed -n 's/^process \([0-9]*\) runs in the background.*/\1/p')
+        x=$("$BOWLINE" rnbd export --memory disk0=16MiB -I 127.0.0.2 --background 2> "$AT/export.err")
+        echo "$x" > "$AT/export.out"
+        began export
+        x=$("$BOWLINE" rnbd map disk0 --from demo --path 127.0.0.3@127.0.0.2 --nbd "$AT/disk0.sock" --background 2>&1)
+        echo "$x" > "$AT/map.out"
+        began map
+        kill $(cat "$AT/map.pid")
+        kill $(cat "$AT/export.pid")
+        "#,
+    );
+}
+
 #[test]
 fn what_does_not_start_says_why_and_has_its_exit_status() {
     on_a_machine(

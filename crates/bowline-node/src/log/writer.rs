@@ -100,6 +100,17 @@ impl Log {
         self.err.state().rate.admits(Instant::now())
     }
 
+    /// Writes what comes next to other files: `out` in place of standard output, `err` in place of
+    /// standard error, each where there is one.
+    pub(super) fn turn_to(&self, out: Option<File>, err: Option<File>) {
+        for (queue, file) in [(&self.out, out), (&self.err, err)] {
+            if let Some(file) = file {
+                queue.state().next = Some(file);
+                queue.changed.notify_all();
+            }
+        }
+    }
+
     /// Waits until everything is written; not for long once the command is to stop.
     pub(super) fn finish(&self) {
         // One time limit for both, which may have one reader.
@@ -124,13 +135,16 @@ struct State {
     /// Number of lines dropped for want of space, not reported yet.
     lost: u64,
     rate: Rate,
+    /// The file of further lines, once those that are queued are written.
+    next: Option<File>,
 }
 
 impl Queue {
     /// Starts the thread that writes to a file.
     fn start(file: File, duty: Duty, results: bool) -> io::Result<Arc<Self>> {
         let rate = Rate::new(Instant::now());
-        let state = State { lines: VecDeque::new(), bytes: 0, writes: false, lost: 0, rate };
+        let state =
+            State { lines: VecDeque::new(), bytes: 0, writes: false, lost: 0, rate, next: None };
         let queue = Arc::new(Self { duty, state: Mutex::new(state), changed: Condvar::new() });
         let of = Arc::clone(&queue);
         thread::Builder::new().name("log".into()).spawn(move || of.write(file, results))?;
@@ -193,6 +207,9 @@ impl Queue {
                 told = now;
             }
             if text.is_none() && !sink.owes() {
+                if let Some(next) = state.next.take() {
+                    sink.to = next;
+                }
                 state = match state.rate.left_out {
                     0 => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
                     _ => self.sleep(state, SLICE),

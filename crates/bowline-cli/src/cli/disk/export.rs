@@ -112,7 +112,9 @@ pub(super) struct Args {
     #[arg(long, conflicts_with_all = ["no_control", "memory"])]
     replace: bool,
     /// Return as soon as the disks are served, which a process in the background does then until
-    /// SIGTERM; it keeps the output of this command
+    /// SIGTERM. Its log goes to the output of this command if that is a file or a terminal; it
+    /// closes pipes and sockets when it is ready, and what it says later is lost: `> FILE 2>&1`
+    /// keeps it
     #[arg(long, conflicts_with_all = ["until_input_ends", "name", "run"])]
     background: bool,
     #[command(flatten)]

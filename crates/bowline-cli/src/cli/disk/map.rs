@@ -95,8 +95,9 @@ pub(super) struct Args {
     /// Keep running when no disk is mapped, and wait for commands that map one
     #[arg(long)]
     stay: bool,
-    /// Return as soon as the disk is mapped, and keep it in a process in the background, which has
-    /// the output of this command
+    /// Return as soon as the disk is mapped, and keep it in a process in the background. Its log
+    /// goes to the output of this command if that is a file or a terminal; it closes pipes and
+    /// sockets when it is ready, and what it says later is lost: `> FILE 2>&1` keeps it
     #[arg(long, requires = "from", conflicts_with = "run")]
     background: bool,
     #[command(flatten)]
