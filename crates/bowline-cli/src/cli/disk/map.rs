@@ -404,6 +404,12 @@ impl Mapped<'_> {
                 note!("the service manager does not keep the disk: {error}");
             }
             let why = |own: IpAddr, server: IpAddr| client.engine().fault(own, server);
+            if *wanted == FrontEndConfig::default() && self.command.is_none() {
+                note!(
+                    "bowline rnbd map: no program can use {name} yet: --nbd SOCKET, --fuse FOLDER, \
+                     --ublk or --vhost-user SOCKET make it usable, --run COMMAND uses it at once"
+                );
+            }
             supervisor.ready(&format!("{device} is mapped"));
             let mut failing = FailingDisks::default();
             let (mut idle, mut ended) = (0, Ended::Here);
