@@ -20,7 +20,8 @@ use super::disk;
                   class/rtrs-client/s1/max_reconnect_attempts; its error is the exit status.\n\
                   --json anywhere after list, show, dump, policy, stats or get prints JSON.\n\
                   help, version.\n\
-                  Exit status: 0 done, else the low 8 bits of -errno: 254 not found, 234 bad argument."
+                  Exit status: 0 done, 2 usage, else the low 8 bits of -errno: 254 not found, 234 a value \
+                  that is not accepted."
 )]
 pub(crate) struct Args {
     /// Control socket of the process to talk to; without it, all processes that run in this network

@@ -47,10 +47,13 @@ fn a_wrong_command_line_is_one_line_that_says_where_to_look() {
         (&["rnbd", "export"], 2, &["--memory", "--dir"]),
         (&["rnbd", "export", "--memory", "disk0"], 2, &["NAME=VALUE"]),
         (&["rnbd", "map", "disk0"], 2, &["--from"]),
-        // As the tool does: the low 8 bits of -EINVAL and -ENOENT.
-        (&["rnbd", "eat"], 234, &["error: ", "\"eat\""]),
+        (&["rnbd", "eat"], 2, &["bowline rnbd: ", "\"eat\""]),
+        (&["rnbd", "unmap"], 2, &["a name is missing"]),
+        (&["info", "-w", "0"], 1, &["greater than 0"]),
+        (&["ping", "0.0.0.0"], 2, &["0.0.0.0 is no address of a node"]),
+        // As the tool does: the low 8 bits of -ENOENT.
         (&["rnbd", "unmap", "rnbd0"], 254, &["error: ", "rnbd0"]),
-        (&["rtrs", "path", "map", "x", "from", "y"], 234, &["error: ", "map"]),
+        (&["rtrs", "path", "map", "x", "from", "y"], 2, &["bowline rtrs: ", "map"]),
         (&["dance"], 2, &["dance", "bowline --help"]),
     ] {
         let done = run(&folder, words).exits(code);

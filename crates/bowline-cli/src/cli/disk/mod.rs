@@ -48,7 +48,7 @@ OPTION of map is one of `rnbd map`, as nbd=/run/a.sock, outage=60 or ublk=true; 
 buffered=true, block=4096, grant=rw@host*, filter=error=1%. FIELDS are keys with commas, +KEYS or -KEYS to change the default ones, or all. PATH is \
 [SOURCE@]DESTINATION, as ip:10.0.0.1@ip:10.0.0.2. FILE and FOLDER are paths from the root of the tree, as \
 class/rtrs-client/s1/max_reconnect_attempts.\n\
-Exit status: 0 done, else the low 8 bits of -errno: 254 not found, 234 bad argument."
+Exit status: 0 done, 2 usage, else the low 8 bits of -errno: 254 not found, 234 a value that is not accepted."
 )]
 pub(crate) struct Args {
     /// Control socket: of the process to ask, or of this process if it serves disks; without it,

@@ -8,7 +8,8 @@
 //! ```
 //!
 //! The same arguments, fields, tables and exit statuses as the tool that administers the kernel
-//! modules [NB-41..44] [NB-45]; json and xml are valid here.
+//! modules [NB-41..44] [NB-45], except that a wrong command line gives 2, as with every command
+//! here; json and xml are valid here.
 
 mod arguments;
 mod columns;
@@ -30,20 +31,22 @@ pub(super) use grammar::{has_target, is_mode, is_of_sessions, names_path};
 pub(super) use inventory::Place;
 pub(super) use top::{TopSample, TopView};
 
-/// Why a command was not carried out: its exit status comes from the error number.
+/// Why a command was not carried out: its exit status comes from the error number, or is 2 for a
+/// wrong command line.
 #[derive(Clone, Debug, Eq, PartialEq)]
 struct Refusal {
     errno: Errno,
     text: String,
+    is_usage: bool,
 }
 
 impl Refusal {
     fn new(errno: Errno, text: impl Into<String>) -> Self {
-        Self { errno, text: text.into() }
+        Self { errno, text: text.into(), is_usage: false }
     }
 
     fn usage(text: impl Into<String>) -> Self {
-        Self::new(Errno::EINVAL, text)
+        Self { is_usage: true, ..Self::new(Errno::EINVAL, text) }
     }
 
     fn missing(text: impl Into<String>) -> Self {
@@ -73,12 +76,15 @@ impl fmt::Display for Refusal {
 
 impl From<Trouble> for Refusal {
     fn from(trouble: Trouble) -> Self {
-        Self { errno: trouble.errno, text: trouble.text }
+        Self::new(trouble.errno, trouble.text)
     }
 }
 
 impl From<Refusal> for Failure {
     fn from(refusal: Refusal) -> Self {
+        if refusal.is_usage {
+            return Self::Usage(refusal.text);
+        }
         Self::Errno(refusal.errno, refusal.text)
     }
 }
