@@ -123,7 +123,7 @@ fn words_without_a_port_mean_that_of_the_client() {
     let done = rnbd(&folder, "remap s1 force");
     assert_ne!(done.code, Some(0));
     done.complains(&[
-        "map_device: ",
+        "s1 has not answered for disk0",
         "unmapped now",
         &format!("`rnbd map disk0 from s1 ip:{ip} rw`"),
     ]);
@@ -332,10 +332,17 @@ fn addresses_are_no_names_of_sessions() {
 fn a_disk_that_is_mapped_already_and_a_wrong_value_are_explained() {
     let folder = Folder::new();
     let _server = export(&folder, 40, &[]);
-    let _client = mapped(&folder, 40, &[]);
+    let client = mapped(&folder, 40, &[]);
+    client.until_logged("no program can use rnbd0 yet: --nbd SOCKET");
     rnbd(&folder, "map disk0 from s1")
         .exits(256 - 17)
         .complains(&["disk0 of session s1 is mapped already as rnbd0", "`rnbd list`"]);
+    rnbd(&folder, "map nosuch from s1")
+        .exits(256 - 2)
+        .complains(&["s1 has no disk nosuch", "`rnbd exports` there"]);
+    rnbd(&folder, "policy s1 foo")
+        .exits(2)
+        .complains(&["\"foo\" is not a policy", "round-robin, min-inflight or min-latency"]);
     let set = |file: &str, value: &str| run(&folder, &["rtrs", "set", file, value]).exits(234);
     let attempts = "class/rtrs-client/s1/max_reconnect_attempts";
     set(attempts, "nine").complains(&["\"nine\" is not between -1", "and 9999"]);

@@ -1,6 +1,7 @@
 //! The commands of the tool.
 
 mod exports;
+mod refused;
 mod stats;
 
 use std::io::{self, IsTerminal};
@@ -22,6 +23,7 @@ use super::{
     grammar::{Request, Verb},
     inventory::{Inventory, Row},
 };
+use refused::not_mapped;
 
 /// Carries out a parsed command.
 pub(super) fn run(
@@ -339,7 +341,7 @@ impl Run<'_> {
                     ),
                 )
             }
-            _ => refusal,
+            _ => not_mapped(refusal, device, server),
         })
     }
 
@@ -404,7 +406,10 @@ impl Run<'_> {
                          its session and maps them again"
                     ))
                 }
-                _ => refusal,
+                _ => {
+                    let of = |key| session.item.text(key);
+                    not_mapped(refusal, of("mapping_path"), of("sessname"))
+                }
             });
         }
         let session_name = session.item.text("sessname").to_owned();
@@ -453,7 +458,7 @@ impl Run<'_> {
             if mapped.is_err() {
                 lost.push(format!("`rnbd map {device} from {name} {} {access}`", paths.join(" ")));
             }
-            result = result.and(mapped);
+            result = result.and(mapped.map_err(|refusal| not_mapped(refusal, device, name)));
         }
         result.map_err(|refusal| match lost.as_slice() {
             [] => refusal,
@@ -660,7 +665,15 @@ impl Run<'_> {
         let row = self.client(Target::Session, session)?;
         let path = format!("{}/mpath_policy", row.at);
         match policy {
-            Some(policy) => self.write(row.source, &path, policy),
+            Some(policy) => {
+                self.write(row.source, &path, policy).map_err(|refusal| match refusal.errno {
+                    Errno::EINVAL => Refusal::usage(format!(
+                        "\"{policy}\" is not a policy: choose {}",
+                        expected(&path, None).unwrap_or_default()
+                    )),
+                    _ => refusal,
+                })
+            }
             None => {
                 let text = self.inventory.text(row.source, &path)?;
                 if self.request.options.format == Format::Json {
