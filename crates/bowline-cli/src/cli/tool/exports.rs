@@ -55,14 +55,27 @@ fn object(name: &str, export: &Json, sessions: Option<&Json>) -> Value {
     let health = export.member("bowline");
     let failed = health.and_then(|health| health.member("failed_requests")).and_then(Json::as_u64);
     let last = health.and_then(|health| health.member("last_failure")).and_then(Json::as_str);
+    let last = last.and_then(failure);
     json!({
         "name": name.replace('!', "/"),
         "bytes": number("size") * SECTOR,
         "read_only": number("ro") != 0,
         "open_by": opens,
         "failed_requests": failed,
-        "last_failure": last.map(str::trim).filter(|last| !last.is_empty()),
+        "last_failure": last,
     })
+}
+
+/// The last failure of storage from its text in the tree; `None` if there was none.
+fn failure(text: &str) -> Option<Value> {
+    let words: Vec<&str> = text.split_ascii_whitespace().collect();
+    let [operation, errno, at, state] = words[..] else { return None };
+    Some(json!({
+        "operation": operation,
+        "errno": errno,
+        "unix_seconds": at.parse::<u64>().ok()?,
+        "state": state,
+    }))
 }
 
 fn line(name: &str, export: &Json, sessions: Option<&Json>) -> String {
@@ -86,4 +99,23 @@ fn line(name: &str, export: &Json, sessions: Option<&Json>) -> String {
         format!(" failing: {errno}, {failed} requests")
     });
     format!("export {} bytes={bytes}{mode} open by {opens}{failing}", shown(&name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_failure_is_an_object() {
+        assert_eq!(failure("none"), None);
+        assert_eq!(
+            failure("write EIO 1700000000 failing"),
+            Some(json!({
+                "operation": "write",
+                "errno": "EIO",
+                "unix_seconds": 1_700_000_000,
+                "state": "failing",
+            }))
+        );
+    }
 }

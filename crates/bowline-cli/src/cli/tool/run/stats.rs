@@ -7,6 +7,11 @@ use serde_json::{Value, json};
 use super::{Mode, Refusal, Row, Run};
 use crate::cli::tool::format::Format;
 
+/// A text with numbers in it.
+const LATENCY: &str = "rdma_lat";
+/// The largest and the average number of completions taken at once, of which servers have the sums.
+const COMPLETIONS: &str = "wc_completion";
+
 /// The file of numbers too many to be told apart without their names [RS-50].
 const NETWORK: &str = "network";
 
@@ -63,6 +68,7 @@ impl Run<'_> {
         let all = paths.iter().map(|path| {
             let part = self.inventory.part(path.source, &format!("{}/stats", path.at));
             let stats = part.and_then(|part| serde_json::from_str(&part.to_string()).ok());
+            let stats = stats.map(numbers);
             json!({
                 "session": path.item.text("sessname"),
                 "path": path.item.text("pathname"),
@@ -87,5 +93,65 @@ impl Run<'_> {
             result = result.and(done);
         }
         result
+    }
+}
+
+/// The statistics of a path with the histogram of latencies as numbers, completions with the same
+/// keys on both sides, and without the file that is there to be written only.
+fn numbers(mut stats: Value) -> Value {
+    let Some(files) = stats.as_object_mut() else { return stats };
+    files.remove("reset_all");
+    if let Some(file) = files.get_mut(LATENCY)
+        && let Some(text) = file.as_str()
+    {
+        *file = histogram(text);
+    }
+    if let Some(file) = files.get_mut(COMPLETIONS) {
+        let count = |key: &str| file.get(key).and_then(Value::as_u64);
+        if let (Some(max), Some(total), Some(calls)) =
+            (count("max"), count("total"), count("calls"))
+        {
+            *file = json!({ "max": max, "average": total.checked_div(calls).unwrap_or(0) });
+        }
+    }
+    stats
+}
+
+/// The rows `LIMIT ms: READS WRITES` of a histogram, and its last line, the longest times.
+fn histogram(text: &str) -> Value {
+    let pair = |numbers: &str| {
+        let mut numbers = numbers.split_ascii_whitespace().map(|word| word.parse::<u64>().ok());
+        Some((numbers.next()??, numbers.next()??))
+    };
+    let (mut rows, mut longest) = (Vec::new(), Value::Null);
+    for (name, numbers) in text.lines().filter_map(|line| line.split_once(':')) {
+        let Some((reads, writes)) = pair(numbers) else { continue };
+        if name == "maximum ms" {
+            longest = json!({ "reads": reads, "writes": writes });
+        } else {
+            rows.push(json!({ "time": name, "reads": reads, "writes": writes }));
+        }
+    }
+    json!({ "times": rows, "maximum_ms": longest })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn latencies_are_numbers_in_json() {
+        // tests [RS-46]
+        let text = "1 ms: 3 4\n>= 65536 ms: 0 1\nmaximum ms: 7 9";
+        let stats = numbers(json!({ "rdma_lat": text, "reset_all": "echo 1 to reset all" }));
+        let rows = json!([
+            { "time": "1 ms", "reads": 3, "writes": 4 },
+            { "time": ">= 65536 ms", "reads": 0, "writes": 1 },
+        ]);
+        let server_side = json!({ "wc_completion": { "max": 9, "total": 12, "calls": 4 } });
+        let same_keys = json!({ "wc_completion": { "max": 9, "average": 3 } });
+        assert_eq!(numbers(server_side), same_keys);
+        let longest = json!({ "reads": 7, "writes": 9 });
+        assert_eq!(stats, json!({ "rdma_lat": { "times": rows, "maximum_ms": longest } }));
     }
 }
