@@ -1,7 +1,11 @@
 //! One view of `rnbd top`: disks and paths of all processes that answer, with rates between two
 //! samples, as text and as JSON.
 
-use std::{cmp::Reverse, collections::HashMap, time::Instant};
+use std::{
+    cmp::Reverse,
+    collections::{HashMap, HashSet},
+    time::Instant,
+};
 
 use bowline_ctl::Json;
 use bowline_node::{Failure, Outcome, log::shown};
@@ -261,8 +265,18 @@ impl View for TopView {
             lines
         };
         let room = size.map_or(WIDE, |size| size.columns);
-        let disks = chosen(disk_lines(&self.shown.ordered(choice), room));
-        tables(self.shown.head(), disks, chosen(path_lines(&self.shown.paths, room)), size)
+        let disks = self.shown.ordered(choice);
+        // A path is shown for its own text, and for a shown disk of its session.
+        let rows = disk_lines(&disks, WIDE).into_iter().skip(1);
+        let shown = disks.iter().zip(rows).filter(|(_, row)| choice.shows(row));
+        let sessions: HashSet<&str> = shown.map(|(disk, _)| disk.session.as_str()).collect();
+        let rows = path_lines(&self.shown.paths, WIDE).into_iter().skip(1);
+        let paths = self.shown.paths.iter().zip(rows);
+        let paths = paths
+            .filter(|(path, row)| sessions.contains(path.session.as_str()) || choice.shows(row))
+            .map(|(path, _)| path.clone());
+        let paths = path_lines(&paths.collect::<Vec<_>>(), room);
+        tables(self.shown.head(), chosen(disk_lines(&disks, room)), paths, size)
     }
 }
 
@@ -472,6 +486,28 @@ mod tests {
         assert!(text.lines().count() <= 20, "{text}");
         assert!(text.lines().all(|line| line.chars().count() <= 60), "{text}");
         assert!(text.contains(" more\n") && text.contains(" RECONN"));
+    }
+
+    #[test]
+    fn a_filter_keeps_the_paths_of_the_disks_that_it_shows() {
+        let mut disks = vec![disk("rnbd0", 0, ""), disk("rnbd1", 0, "")];
+        (disks[0].session, disks[1].session) = ("s0".to_owned(), "s1".to_owned());
+        let path = |session: &str, path: &str| Path {
+            side: "client",
+            session: session.to_owned(),
+            path: path.to_owned(),
+            state: "connected".to_owned(),
+            busy: 0,
+            failovers: None,
+            reconnects: None,
+        };
+        let paths = vec![path("s0", "1.1.1.1@1.1.1.2"), path("s1", "2.2.2.1@2.2.2.2")];
+        let view = TopView::new(None, TopSample { at: Instant::now(), disks, paths });
+        let text = |filter| view.text(None, &Choice::new(TopView::ORDERS, None, Some(filter)));
+        let shown = text("rnbd0");
+        assert!(shown.contains("1.1.1.2") && !shown.contains("2.2.2.2"), "{shown}");
+        let shown = text("2.2.2.2");
+        assert!(shown.contains("2.2.2.2") && !shown.contains("1.1.1.2"), "{shown}");
     }
 
     #[test]
