@@ -283,6 +283,26 @@ fn several_nodes_need_a_choice_and_a_killed_one_does_not_count() {
 }
 
 #[test]
+fn a_control_socket_makes_no_folder_but_that_of_its_user() {
+    let folder = Folder::new();
+    let missing = folder.path().join("missing");
+    let place = missing.join("x.sock");
+    let place = place.to_str().expect("a plain path");
+    let done = run(&folder, &["node", "--address", "127.41.15.2", "--control", place]).exits(1);
+    done.complains(&[place, "there is no folder", "make it"]);
+    assert!(!missing.exists());
+}
+
+#[test]
+fn an_echo_at_any_port_says_which_one() {
+    let folder = Folder::new();
+    let mut node = start(&folder, &["node", "--address", "127.41.15.3", "--echo", "0"]);
+    node.expect("ready");
+    let said = node.said();
+    assert!(said.contains("echo on 127.41.15.3:") && !said.contains(":0\n"), "{said}");
+}
+
+#[test]
 fn a_control_folder_that_all_may_write_is_refused() {
     let folder = Folder::new();
     let place = folder.path().join("bowline");

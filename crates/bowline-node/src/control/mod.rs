@@ -51,8 +51,8 @@ const LOOK_TIMEOUT: Duration = Duration::from_secs(2);
 /// messages as can wait for readers in a node with the default memory limit.
 const ANSWER_BYTES_MAX: u64 = 4 << 30;
 
-/// Listens at the first of these places that no node of another network namespace has, in folders
-/// that are made where they are missing.
+/// Listens at the first of these places that no node of another network namespace has. The folder
+/// of this user is made where it is missing.
 pub(crate) fn listen(paths: &[PathBuf]) -> Outcome<Place> {
     let mut failure = Failure::usage("no place for a control socket");
     for path in paths {
@@ -73,6 +73,15 @@ enum Refused {
 }
 
 fn listen_at(path: &Path) -> Result<Place, Refused> {
+    let parent = bowline_ctl::folder_of(path);
+    if parent != folder() && !parent.exists() {
+        return Err(Refused::Other(Failure::failed(format!(
+            "cannot use {}: there is no folder {}; make it, or choose another place with --control \
+             PATH",
+            path.display(),
+            parent.display()
+        ))));
+    }
     bowline_ctl::create_folder_of(path).map_err(|error| {
         Refused::Other(Failure::failed(format!(
             "cannot use {}: {error}; choose another place with --control PATH, or --no-control",

@@ -11,7 +11,7 @@ use std::{
         fd::{AsFd, OwnedFd},
         linux::net::SocketAddrExt,
         unix::{
-            fs::{MetadataExt, OpenOptionsExt, PermissionsExt, chown, symlink},
+            fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown, symlink},
             net::{SocketAddr as UnixAddr, UnixDatagram, UnixListener, UnixStream},
         },
     },
@@ -51,8 +51,10 @@ impl Scene {
 
     fn with(folder: PathBuf, mut config: Config) -> Self {
         config.address = vec!["127.0.0.1".parse().expect("an address")];
-        config.control = Some(folder.join("own/control.sock"));
-        config.programs = Some(folder.join("own/host.sock"));
+        let own = folder.join("own");
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(&own).expect("a folder");
+        config.control = Some(own.join("control.sock"));
+        config.programs = Some(own.join("host.sock"));
         let settings = Settings::new(config).expect("settings");
         let places = Places::listen(&settings, false, None).expect("sockets");
         Self { folder, settings, places }
