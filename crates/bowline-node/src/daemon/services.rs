@@ -65,6 +65,8 @@ impl Running {
         let socket = open().map_err(|error: bowline::rds::Error| {
             Failure::failed(format!("cannot start {} on {place}: {error}", service.name()))
         })?;
+        // Port 0 stands for one that is free.
+        let place = socket.local_addr().unwrap_or(place);
         let id = socket.id();
         let (node, over, dropped) = (node.clone(), Arc::clone(over), Arc::default());
         let counter = Arc::clone(&dropped);
