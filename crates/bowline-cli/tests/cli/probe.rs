@@ -40,6 +40,11 @@ fn a_node_and_a_server_are_asked_rule_by_rule() {
         let done = run(&folder, &words).exits(0);
         assert!(done.out.ends_with(" rules kept, 0 not, 0 not asked\n"), "{done:?}");
     }
+
+    // What the user has named wrongly is not the peer's fault.
+    let words = ["probe", "rnbd", "127.93.0.5", "-I", "127.93.0.6", "-W", "10", "--disk", "none"];
+    let done = run(&folder, &words).exits(0);
+    assert!(done.out.contains("the server has no disk none"), "{done:?}");
 }
 
 #[test]

@@ -175,6 +175,7 @@ fn with_disk(
     };
     scene.on_path(|client, path| match open(client, path, &name, Access::Ro)? {
         (0, Some(rsp)) => run(client, path, &name, rsp),
+        (ENOENT, _) => Err(Other::Skipped(format!("the server has no disk {name}"))),
         (errno, rsp) => deviates(format!("OPEN: errno {errno}, {rsp:?}")),
     })
 }
@@ -222,11 +223,16 @@ fn open_strangely(scene: &mut Scene) -> Answer {
     if let Some(path) = scene.path.take() {
         scene.client.leave(&path.conns);
     }
-    errno(scene, EINVAL, |client, path| {
+    let found = scene.on_path(|client, path| {
         let Some(mut message) = emit_open(Access::Ro, name.as_bytes()) else {
             return Err(Other::Skipped(format!("{name:?} is not a name")));
         };
         message[4] = 9;
         Ok(client.read(path, 0, &message, OPEN_RSP_LEN as u32)?.errno)
-    })
+    })?;
+    match found {
+        EINVAL => Ok(format!("errno {EINVAL}")),
+        ENOENT => Err(Other::Skipped(format!("the server has no disk {name}"))),
+        errno => deviates(format!("errno {errno}")),
+    }
 }
