@@ -23,7 +23,7 @@ use serde::Deserialize;
 
 use crate::{
     Failure, Outcome,
-    rdma_device::{addresses, open_soft},
+    rdma_device::{Purpose, addresses, open_soft},
     values::{Address, own},
 };
 
@@ -186,7 +186,7 @@ impl Devices {
             config.early_sockets = self.sockets.clone();
             change(config);
         };
-        open_soft(&self.soft, change).map(Some)
+        open_soft(&self.soft, Purpose::Connections, change).map(Some)
     }
 
     /// Gives the devices to a node: the soft one, which is open by now, and the others.

@@ -21,20 +21,30 @@ use taken::taken;
 /// RoCE's UDP port [OUT-1].
 pub const PORT: u16 = 4791;
 
-/// Opens the soft provider on addresses of this machine, with settings that `change` makes; errors
-/// say what to do.
+/// What a command wants a device for, which decides what else it can do.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Purpose {
+    /// To serve or map disks, which a process that has the address may do in its place.
+    Disks,
+    /// For connections of its own.
+    Connections,
+}
+
+/// Opens the soft provider on addresses of this machine for this purpose, with settings that
+/// `change` makes; errors say what to do.
 pub fn open_soft(
     addresses: &[Address],
+    purpose: Purpose,
     change: impl FnOnce(&mut SoftConfig),
 ) -> Outcome<Arc<SoftDevice>> {
     tentative::wait(addresses);
     let mut config = soft_config(addresses);
     change(&mut config);
-    SoftDevice::open(config).map(Arc::new).map_err(|error| not_opened(addresses, error))
+    SoftDevice::open(config).map(Arc::new).map_err(|error| not_opened(addresses, purpose, error))
 }
 
 /// Says why the soft provider was not opened, and what to do.
-pub fn not_opened(addresses: &[Address], error: Error) -> Failure {
+pub fn not_opened(addresses: &[Address], purpose: Purpose, error: Error) -> Failure {
     Failure::Failed(match error {
         Error::AddrNotAvailable => {
             let names: Vec<String> = addresses.iter().map(ToString::to_string).collect();
@@ -45,7 +55,7 @@ pub fn not_opened(addresses: &[Address], error: Error) -> Failure {
                 )
             })
         }
-        Error::AddrInUse(text) => taken(addresses).unwrap_or(text),
+        Error::AddrInUse(text) => taken(addresses, purpose).unwrap_or(text),
         error => error.to_string(),
     })
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bowline_node::{
     Failure, Outcome,
-    rdma_device::{not_opened, soft_config},
+    rdma_device::{Purpose, not_opened, soft_config},
     values::{Address, Family, address, joined, route_to, some_time},
 };
 use bowline_probe::{Error, Finding, Options, Other, Part, Profile, Report, ask_rds, ask_rtrs};
@@ -166,7 +166,8 @@ impl Common {
         };
         let capture = self.capture.as_ref().map(|folder| folder.join(format!("{name}.pcapng")));
         let config = SoftConfig { capture: capture.clone(), ..soft_config(&locals) };
-        let device = SoftDevice::open(config).map_err(|error| not_opened(&locals, error))?;
+        let device = SoftDevice::open(config)
+            .map_err(|error| not_opened(&locals, Purpose::Connections, error))?;
         let asked = ask_rtrs(Arc::new(device), local.ip, peer.ip, part, disk, &self.options());
         let agrees = asked.as_ref().is_ok_and(|report| report.findings.iter().all(is_kept));
         if let Some(path) = capture.filter(|_| agrees) {

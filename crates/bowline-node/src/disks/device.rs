@@ -23,7 +23,7 @@ use super::{
 use crate::{
     Failure, Outcome,
     config::entry::field_parsers,
-    rdma_device::{addresses, open_soft},
+    rdma_device::{Purpose, addresses, open_soft},
     values::{Address, Family, address, joined, mtu, route_to, some_time},
 };
 
@@ -98,7 +98,7 @@ impl DeviceConfig {
 
     fn open(&self, addresses: &[Address]) -> Outcome<Vec<Arc<dyn Device>>> {
         if self.is_soft() {
-            let device = open_soft(addresses, |config| self.configure(config))?;
+            let device = open_soft(addresses, Purpose::Disks, |config| self.configure(config))?;
             return Ok(vec![device]);
         }
         if self.mtu.is_some() || self.capture.is_some() {

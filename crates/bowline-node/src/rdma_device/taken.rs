@@ -9,25 +9,31 @@ use std::{
 
 use bowline_ctl::Client;
 
-use super::{Holder, holder};
+use super::{Holder, Purpose, holder};
 use crate::{namespaces::numbered, values::Address};
 
 /// Longest wait for a place in the queue of a node.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Explains that an address is taken, if this user may see by whom.
-pub(super) fn taken(addresses: &[Address]) -> Option<String> {
+pub(super) fn taken(addresses: &[Address], purpose: Purpose) -> Option<String> {
     let found = addresses.iter().find_map(|address| Some((address.ip, holder(address.ip)?)));
     if let Some((address, holder)) = found {
-        return Some(explain(address, &holder, control_socket(holder.pid)));
+        return Some(explain(address, &holder, control_socket(holder.pid), purpose));
     }
     // A process of another user; its socket can be seen all the same.
     let node = addresses.iter().find_map(|address| Some((address.ip, node_socket(*address)?)));
     node.map(|(address, socket)| {
+        let what = match purpose {
+            Purpose::Disks => {
+                "let it export and map the disks, by [[export]] and [[map]] of its configuration \
+                 file; or give another address"
+            }
+            Purpose::Connections => "give another address",
+        };
         format!(
-            "UDP port 4791 of {address} is in use, and a node of another user serves that address ({}): let it \
-             export and map the disks, by [[export]] and [[map]] of its configuration file; or give another \
-             address",
+            "UDP port 4791 of {address} is in use, and a node of another user serves that address \
+             ({}): {what}",
             socket.display()
         )
     })
@@ -61,17 +67,21 @@ fn control_socket(pid: u32) -> Option<PathBuf> {
         .find(|place| place.file_name().is_some_and(|name| name.to_string_lossy().ends_with(&end)))
 }
 
-fn explain(address: IpAddr, holder: &Holder, socket: Option<PathBuf>) -> String {
+fn explain(address: IpAddr, holder: &Holder, socket: Option<PathBuf>, purpose: Purpose) -> String {
     let Holder { pid, name } = holder;
     let place = socket.as_deref().map(|socket| socket.display().to_string());
     let word = socket.as_deref().and_then(|socket| socket.file_name()?.to_str());
     let word = word.and_then(|name| name.split('-').next());
+    const ONE: &str = "only one process can use an address, so stop that one";
     let (who, what) = match word {
+        Some("node") if purpose == Purpose::Connections => ("the node", ONE),
+        Some("export") if purpose == Purpose::Connections => ("`rnbd export`", ONE),
+        Some("map") if purpose == Purpose::Connections => ("`rnbd map`", ONE),
         Some("node") => (
             "the node",
-            "it serves and maps disks there: `bowline rnbd export NAME file=PATH` adds an export to it, `bowline \
-             rnbd map DEVICE from SERVER` maps a disk in it, and [[export]] and [[map]] of its configuration file \
-             do so at its start",
+            "it serves and maps disks there: `bowline rnbd export NAME file=PATH` adds an export to it and `bowline \
+             rnbd map DEVICE from SERVER` maps a disk in it, where it was started with --no-sandbox or a [disks] \
+             table; [[export]] and [[map]] of its configuration file do so at its start",
         ),
         Some("export") => (
             "`rnbd export`",
@@ -83,7 +93,7 @@ fn explain(address: IpAddr, holder: &Holder, socket: Option<PathBuf>) -> String 
             "`bowline rnbd map DEVICE from SERVER` maps another disk in it; to export disks at the same \
              address, let `bowline node` do both",
         ),
-        _ => (name.as_str(), "only one process can use an address, so stop that one"),
+        _ => (name.as_str(), ONE),
     };
     let place = place.map_or_else(String::new, |place| format!(" at {place}"));
     format!(
@@ -99,7 +109,7 @@ mod tests {
     fn the_command_to_use_instead_is_named() {
         let text = |name: &str, socket: Option<&str>| {
             let holder = Holder { pid: 12, name: name.to_owned() };
-            explain([10, 0, 0, 1].into(), &holder, socket.map(PathBuf::from))
+            explain([10, 0, 0, 1].into(), &holder, socket.map(PathBuf::from), Purpose::Disks)
         };
         let node = text("bowline", Some("/run/bowline/rnbd/node-10.0.0.1-12.sock"));
         let begin = "UDP port 4791 of 10.0.0.1 is in use by process 12, the node at \
@@ -107,6 +117,11 @@ mod tests {
         assert!(node.starts_with(begin), "{node}");
         assert!(text("bowline", Some("/r/export-12.sock")).contains("export to it; to map disks"));
         assert!(text("bowline", Some("/r/map-12.sock")).contains("disk in it; to export disks"));
+        let holder = Holder { pid: 12, name: "bowline".to_owned() };
+        let socket = Some(PathBuf::from("/r/node-10.0.0.1-12.sock"));
+        let text_of_ping = explain([10, 0, 0, 1].into(), &holder, socket, Purpose::Connections);
+        assert!(!text_of_ping.contains("disk"), "{text_of_ping}");
+        assert!(text_of_ping.contains("the node at /r/node-10.0.0.1-12.sock: only one process"));
         assert_eq!(
             text("other", None),
             "UDP port 4791 of 10.0.0.1 is in use by process 12, other: only one process can use an address, so \

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bowline_node::{
     Failure, Outcome, programs,
-    rdma_device::{addresses, not_opened, soft_config},
+    rdma_device::{Purpose, addresses, not_opened, soft_config},
     tentative,
     values::{Address, Family, address, joined, mtu, number32, route_to, some_time},
     verbs,
@@ -113,7 +113,9 @@ impl Local {
                 return opened;
             }
             let device = open_config(addresses, config(addresses));
-            return Ok(Opened::own(device.map_err(|error| not_opened(addresses, error))?));
+            return Ok(Opened::own(
+                device.map_err(|error| not_opened(addresses, Purpose::Connections, error))?,
+            ));
         }
         if self.mtu.is_some() || self.capture.is_some() {
             return Err(Failure::Usage("--mtu and --capture need the soft device".to_owned()));
