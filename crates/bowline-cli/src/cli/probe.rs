@@ -3,6 +3,8 @@
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
 use std::time::Duration;
 
 use bowline_node::{
@@ -14,6 +16,9 @@ use bowline_probe::{Error, Finding, Options, Other, Part, Profile, Report, ask_r
 use bowline_roce_driver::{SoftConfig, SoftDevice};
 use clap::builder::PossibleValue;
 use serde_json::{Value, json};
+
+/// A wait for a peer from which on the user is to know of it.
+const NOTED_WAIT: Duration = Duration::from_secs(1);
 
 /// Ask a peer what the specifications say it does, and show where it does otherwise.
 ///
@@ -98,7 +103,8 @@ pub(crate) fn run(args: &Args) -> Outcome {
         Protocol::Rds(common) => {
             let (peer, locals) = common.addresses()?;
             let locals: Vec<IpAddr> = locals.iter().map(|local| local.ip).collect();
-            let report = ask_rds(peer.ip, &locals, &common.options()).map_err(failure)?;
+            let ask = || ask_rds(peer.ip, &locals, &common.options());
+            let report = noted(&common.peer, ask).map_err(failure)?;
             common.print("RDS over TCP", &report)
         }
         Protocol::Cm(common) => common.over_rdma(Part::Connections, None),
@@ -113,6 +119,21 @@ fn failure(error: Error) -> Failure {
         Error::NoRule(..) => Failure::usage(error.to_string()),
         _ => Failure::failed(error.to_string()),
     }
+}
+
+/// Asks a peer; says so where that takes its time.
+fn noted<T>(peer: &str, ask: impl FnOnce() -> T) -> T {
+    let (answered, answer) = mpsc::channel::<()>();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            if answer.recv_timeout(NOTED_WAIT) == Err(RecvTimeoutError::Timeout) {
+                note!("waiting for {peer}; the findings follow when all is asked");
+            }
+        });
+        let found = ask();
+        drop(answered);
+        found
+    })
 }
 
 impl Common {
@@ -168,7 +189,9 @@ impl Common {
         let config = SoftConfig { capture: capture.clone(), ..soft_config(&locals) };
         let device = SoftDevice::open(config)
             .map_err(|error| not_opened(&locals, Purpose::Connections, error))?;
-        let asked = ask_rtrs(Arc::new(device), local.ip, peer.ip, part, disk, &self.options());
+        let device = Arc::new(device);
+        let ask = || ask_rtrs(device, local.ip, peer.ip, part, disk, &self.options());
+        let asked = noted(&self.peer, ask);
         let agrees = asked.as_ref().is_ok_and(|report| report.findings.iter().all(is_kept));
         if let Some(path) = capture.filter(|_| agrees) {
             remove(&path)?;

@@ -102,7 +102,11 @@ fn a_client_waits_as_long_as_it_is_told() {
     let first = start(&folder, &["perf", "-c", "127.44.17.1", "-I", "127.44.17.2", "-D", "600"]);
     crate::restarts::until_noted(&folder, "127.44.17.2");
     let words = ["perf", "-c", "127.44.17.1", "-I", "127.44.17.3", "-W", "4"];
-    run(&folder, &words).exits(1).complains(&["busy with other clients for 4 s", "--timeout"]);
+    let done = run(&folder, &words).exits(1);
+    let (waits, fails) = done.err.split_once('\n').expect("two lines");
+    assert!(waits.starts_with("waiting for 127.44.17.1:7174, up to 4 s"), "{done:?}");
+    let parts = ["busy with other clients for 4 s", "--timeout"];
+    assert!(parts.iter().all(|part| fails.contains(part)), "{done:?}");
     first.signal("-INT");
     first.finish();
     server.signal("-INT");

@@ -12,6 +12,8 @@ use bowline_verbs::{CmEvent, CmId, ConnParam, ConnRequest, Device, Error, Reject
 use super::link::Link;
 use super::{Ended, SLICE};
 
+/// A wait for a peer from which on the user is to know of it.
+const NOTED_WAIT: Duration = Duration::from_secs(1);
 /// Longest wait until the peer confirms that a connection is over.
 const GOODBYE: Duration = Duration::from_secs(3);
 /// Most bytes of data in a refusal.
@@ -42,6 +44,8 @@ pub(super) struct Arrivals<'a> {
     /// A client was served since the queue was last empty: the clients of waiting requests may be
     /// dead.
     newest_first: Cell<bool>,
+    /// The user knows already that a peer lets this command wait.
+    has_noted: Cell<bool>,
 }
 
 /// How an attempt to connect ended.
@@ -65,7 +69,14 @@ impl<'a> Arrivals<'a> {
 
     pub(super) fn new(device: &'a dyn Device, stop: &'a Stop) -> Self {
         let (requests, events) = (RefCell::default(), RefCell::default());
-        Self { device, stop, requests, events, newest_first: Cell::new(false) }
+        Self {
+            device,
+            stop,
+            requests,
+            events,
+            newest_first: Cell::new(false),
+            has_noted: Cell::new(false),
+        }
     }
 
     /// Waits for a connection request, for at most `limit` if there is one.
@@ -199,11 +210,15 @@ impl<'a> Arrivals<'a> {
 
     /// Waits for the end of an attempt to connect.
     fn wait_answer(&self, id: CmId, peer: &str, limit: Duration) -> Result<Answer, Ended> {
-        let end = Instant::now() + limit;
+        let begun = Instant::now();
+        let end = begun + limit;
         loop {
             let left = end.saturating_duration_since(Instant::now());
             if self.stop.asked() {
                 return Err(Ended::Stopped);
+            }
+            if begun.elapsed() >= NOTED_WAIT && !self.has_noted.replace(true) {
+                note!("waiting for {peer}, up to {} s", limit.as_secs_f64().ceil());
             }
             match self.next(left.min(SLICE))? {
                 Polled::Event(CmEvent::Established { id: of, private_data, .. }) if of == id => {
