@@ -76,6 +76,9 @@ impl Used {
         match (rdma.start_node(local), why) {
             (Ok(node), _) => Ok(Self { node, local, transport: None, _lease: None }),
             (Err(_), Some(why)) if is_taken(local) => Err(Failure::Failed(why)),
+            (Err(Failure::Failed(text)), None) if is_taken(local) => Err(Failure::Failed(format!(
+                "{text}; commands share an address where `bowline node` serves it"
+            ))),
             (Err(failure), _) => Err(failure),
         }
     }

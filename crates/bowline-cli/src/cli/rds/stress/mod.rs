@@ -420,7 +420,8 @@ fn run_passive(args: &Args, local: Option<Ipv4Addr>, stop: &Stop) -> Outcome {
     let address = SocketAddrV4::new(local.unwrap_or(Ipv4Addr::UNSPECIFIED), args.port as u16);
     let listener = TcpListener::bind(address).map_err(|error| {
         Failure::failed(format!(
-            "cannot listen on control port {address}: {error}; choose another with -p"
+            "cannot listen on control port {address}: {error}; choose another with -p, and for two \
+             commands at one address start `bowline node` there first"
         ))
     })?;
     say!("waiting for incoming connection on {address}");
@@ -529,6 +530,11 @@ impl<'a> Run<'a> {
         Ok(Self { args, block, used, stream, active, over, foreign, tasks, tallies })
     }
 
+    /// Whether the sides have two addresses, so that each can have a node of its own.
+    fn tells_apart(&self) -> bool {
+        self.block.send_addr != self.block.recv_addr
+    }
+
     fn run(mut self, stop: &Stop) -> Outcome {
         if self.block.show_params {
             for line in format!("{:#?}", self.block).lines() {
@@ -536,7 +542,14 @@ impl<'a> Run<'a> {
             }
         }
         let broke_off = |error: io::Error| {
-            let hint = if self.active { "; if it is rds-stress, it must be 2.0.7" } else { "" };
+            let hint = match self.active {
+                true if self.tells_apart() => "; if it is rds-stress, it must be 2.0.7",
+                true => {
+                    "; both sides at one address need a node that both use: start `bowline node` \
+                     there first"
+                }
+                false => "",
+            };
             Failure::failed(format!(
                 "the peer closed the connection before the start: {error}{hint}"
             ))
