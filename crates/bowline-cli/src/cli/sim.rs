@@ -4,7 +4,7 @@
 mod cells;
 
 use std::path::{Path, PathBuf};
-use std::{fs, num::NonZero, ops::ControlFlow, sync::Mutex, thread, time::Duration};
+use std::{fs, num::NonZero, ops::ControlFlow, str::FromStr, sync::Mutex, thread, time::Duration};
 
 use bowline_node::{
     Failure, Outcome,
@@ -17,6 +17,8 @@ use bowline_sim::{
     Coverage, Numbers, Outcome as Run, Reach, SearchEvent, Summary, TraceMode, host, rds, roce,
     rtrs, simulator_of,
 };
+
+use super::common::known::known;
 
 /// Seeds that are run where no number is given.
 const SEEDS: u64 = 1_000;
@@ -73,7 +75,9 @@ pub(crate) struct Args {
     cells: Option<String>,
     /// Congestion control in cells: delay; fixed:PACKETS in flight for each queue pair; or, for
     /// comparison, cubic or swift, as published. The goals of a cell are those for delay
-    #[arg(long, value_name = "HOW", requires = "cells", default_value = "delay")]
+    #[arg(long, value_name = "HOW", requires = "cells", default_value = "delay",
+          hide_possible_values = true,
+          value_parser = known(&["delay", "cubic", "swift", "fixed:240"], Congestion::from_str))]
     congestion: Congestion,
     /// Print every step (with --seed or --plan)
     #[arg(long)]

@@ -308,6 +308,10 @@ fn pages_and_completions_cover_the_words() {
     for shell in ["bash", "zsh", "fish"] {
         let script = run(&folder, &["completions", shell]).exits(0).out;
         assert!(script.contains("quickstart"), "{shell}");
+        assert!(
+            ["min-latency", "migration", "240"].iter().all(|value| script.contains(value)),
+            "{shell}"
+        );
         assert!(script.contains("quiet-wait") && !script.contains("__role"), "{shell}");
     }
 }

@@ -1,5 +1,6 @@
-//! Modules that all commands share: histograms, manual pages and views.
+//! Modules that all commands share: histograms, values of options, manual pages and views.
 
 pub(crate) mod histogram;
+pub(crate) mod known;
 pub(crate) mod manual;
 pub(crate) mod watch;

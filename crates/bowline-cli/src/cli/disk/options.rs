@@ -15,6 +15,8 @@ use bowline_rtrs_driver::{PORT, Policy, client::ReadKeys, server::AllowRule};
 use bowline_verbs::Mtu;
 use bowline_wire::rnbd::Access;
 
+use crate::cli::common::known::{MTUS, known};
+
 /// The device that needs no hardware.
 const SOFT: &str = "soft";
 
@@ -33,7 +35,7 @@ pub(super) struct DeviceArgs {
     #[arg(long, value_name = "TIME", default_value = "3", value_parser = some_time)]
     path_dead: Duration,
     /// Largest path MTU: 256, 512, 1024, 2048 or 4096; without it, that of the interface
-    #[arg(short, long, value_name = "BYTES", value_parser = mtu)]
+    #[arg(short, long, value_name = "BYTES", hide_possible_values = true, value_parser = known(MTUS, mtu))]
     mtu: Option<Mtu>,
     /// Poll for packets and completions without sleeping
     #[arg(long)]
@@ -96,19 +98,22 @@ pub(super) struct Further {
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct MapArgs {
     /// Access mode: ro, rw or migration
-    #[arg(long, value_name = "MODE", default_value = "rw", value_parser = access)]
+    #[arg(long, value_name = "MODE", default_value = "rw", hide_possible_values = true,
+          value_parser = known(&["ro", "rw", "migration"], access))]
     access: Access,
     /// What happens to requests while no path is connected: they fail, or wait up to TIME; a forced
     /// unmap and the end of the process end the wait. If the server's machine (not just its
     /// process) goes down during that time, data written and not flushed is lost silently
-    #[arg(long, value_name = "fail|TIME", default_value = "30", value_parser = outage)]
+    #[arg(long, value_name = "fail|TIME", default_value = "30", hide_possible_values = true,
+          value_parser = known(&["fail"], outage))]
     outage: Outage,
     /// Time limit of a request; an unmap waits at most twice as long for a server that does not
     /// answer. Without it, no limit. Costs a copy of all data
     #[arg(long, value_name = "TIME", value_parser = some_time)]
     timeout: Option<Duration>,
     /// How a path is chosen: round-robin, min-inflight or min-latency
-    #[arg(long, value_name = "POLICY", default_value = "min-inflight", value_parser = policy)]
+    #[arg(long, value_name = "POLICY", default_value = "min-inflight", hide_possible_values = true,
+          value_parser = known(&["round-robin", "min-inflight", "min-latency"], policy))]
     policy: Policy,
     /// Longest wait for each step of connecting
     #[arg(long, value_name = "TIME", default_value = "30", value_parser = some_time)]
@@ -129,7 +134,8 @@ pub(super) struct MapArgs {
     heartbeat: Duration,
     /// Memory that the server can write to: request: only the buffers of reads in flight, each with
     /// its own key; memory: all memory for requests, with one key, which is faster
-    #[arg(long, value_name = "request|memory", default_value = "memory", value_parser = read_keys)]
+    #[arg(long, value_name = "request|memory", default_value = "memory", hide_possible_values = true,
+          value_parser = known(&["request", "memory"], read_keys))]
     read_keys: ReadKeys,
     /// IO connections of each path; without it, as many as suit the device
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(..4096))]

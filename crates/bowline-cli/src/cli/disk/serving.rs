@@ -9,6 +9,8 @@ use bowline_ctl::{Server, Successor, Tree, folder, fusefs, sweep};
 use bowline_node::{Failure, Outcome, metrics, mount::mounted, options::MetricsOptions};
 use bowline_rtrs_driver::tree::Files;
 
+use crate::cli::common::known::known;
+
 /// Options of controlling the process.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct Controls {
@@ -20,7 +22,8 @@ pub(super) struct Controls {
     tree: Option<PathBuf>,
     /// Files of sessions and paths: all, including those of older kernels, or exactly those of
     /// Linux 6.12
-    #[arg(long, value_name = "all|6.12", default_value = "all", value_parser = files)]
+    #[arg(long, value_name = "all|6.12", default_value = "all", hide_possible_values = true,
+          value_parser = known(&["all", "6.12"], files))]
     files: Files,
     #[command(flatten)]
     metrics: MetricsOptions,

@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,7 +18,10 @@ use bowline_roce::Congestion;
 use bowline_roce_driver::{Guest, Joined, PollMode, PortSpace, SoftConfig, SoftDevice};
 use bowline_verbs::{Device, Error, Mtu};
 
-use crate::cli::rds::run::verbs::Outlook;
+use crate::cli::{
+    common::known::{MTUS, known},
+    rds::run::verbs::Outlook,
+};
 
 /// The device that needs no hardware.
 const SOFT: &str = "soft";
@@ -38,12 +42,13 @@ pub(super) struct Local {
     #[arg(short, long, value_name = "PORT", default_value = "7174", value_parser = clap::value_parser!(u16).range(1..))]
     port: u16,
     /// Largest path MTU: 256, 512, 1024, 2048 or 4096; without it, that of the interface
-    #[arg(short, long, value_name = "BYTES", value_parser = mtu)]
+    #[arg(short, long, value_name = "BYTES", hide_possible_values = true, value_parser = known(MTUS, mtu))]
     mtu: Option<Mtu>,
     /// Congestion control: delay, which limits packets in flight by queueing delay; fixed:PACKETS
     /// in flight for each queue pair; auto, which is delay, and fixed:240 within a host; or, for
     /// comparison, cubic or swift
-    #[arg(long, value_name = "HOW", default_value = "auto")]
+    #[arg(long, value_name = "HOW", default_value = "auto", hide_possible_values = true,
+          value_parser = known(&["auto", "delay", "cubic", "swift", "fixed:240"], Congestion::from_str))]
     congestion: Congestion,
     /// Longest wait for the peer
     #[arg(short = 'W', long, value_name = "TIME", default_value = "30", value_parser = some_time)]

@@ -26,7 +26,6 @@ use bowline_node::{
     signals::Stop,
     values::{Family, address, number, number32},
 };
-use clap::{builder::RangedI64ValueParser, value_parser};
 
 use self::{
     block::{Block, Keys, ReadError, VERSION, exchange_start},
@@ -35,6 +34,7 @@ use self::{
     task::{Setup, Tally, Task},
 };
 use super::{over_rdma::RdmaOption, using::Used};
+use crate::cli::common::known::known;
 
 /// Longest message of RDS, bytes.
 const MESSAGE_BYTES_MAX: u32 = 1 << 20;
@@ -103,7 +103,8 @@ pub(crate) struct Args {
     #[arg(short = 'I', long, value_name = "N", default_value = "1", value_parser = number32)]
     rdma_buffers: u32,
     /// 0 remote reads and writes alternately, 1 reads, 2 writes
-    #[arg(short = 'M', long, value_name = "MODE", default_value_t = 0, value_parser = value_parser!(u8).range(0..=2))]
+    #[arg(short = 'M', long, value_name = "MODE", default_value_t = 0, hide_possible_values = true,
+          value_parser = known(&["0", "1", "2"], at_most::<2>))]
     rdma_mode: u8,
     /// Only the active side sends requests
     #[arg(short = 'o', long)]
@@ -124,18 +125,22 @@ pub(crate) struct Args {
     #[arg(short = 'V', long)]
     trace: bool,
     /// The peer's operation invalidates the memory key, not the requester
-    #[arg(long, value_name = "0|1", default_value_t = 0, value_parser = switch())]
+    #[arg(long, value_name = "0|1", default_value_t = 0, hide_possible_values = true,
+          value_parser = known(&["0", "1"], at_most::<1>))]
     rdma_use_once: u8,
     /// Register memory by a separate call, not with the request; a bowline node does the same for
     /// both
-    #[arg(long, value_name = "0|1", default_value_t = 0, value_parser = switch())]
+    #[arg(long, value_name = "0|1", default_value_t = 0, hide_possible_values = true,
+          value_parser = known(&["0", "1"], at_most::<1>))]
     rdma_use_get_mr: u8,
     /// Acknowledge a remote read after its data have arrived. With 0, -v may find wrong data, and
     /// --rdma-use-once may end the connection
-    #[arg(long, value_name = "0|1", default_value_t = 1, value_parser = switch())]
+    #[arg(long, value_name = "0|1", default_value_t = 1, hide_possible_values = true,
+          value_parser = known(&["0", "1"], at_most::<1>))]
     rdma_use_fence: u8,
     /// Use memory keys more than once; needs --rdma-use-get-mr 1
-    #[arg(long, value_name = "0|1", default_value_t = 0, value_parser = switch())]
+    #[arg(long, value_name = "0|1", default_value_t = 0, hide_possible_values = true,
+          value_parser = known(&["0", "1"], at_most::<1>))]
     rdma_cache_mrs: u8,
     /// Accepted and ignored, as in the original: operations always report their completion
     #[arg(long, value_name = "0|1", hide = true)]
@@ -178,8 +183,10 @@ pub(crate) struct Args {
 }
 
 /// Returns what reads `0` or `1`.
-fn switch() -> RangedI64ValueParser<u8> {
-    value_parser!(u8).range(0..=1)
+/// Parses a number from 0 to `MOST`.
+fn at_most<const MOST: u8>(text: &str) -> Result<u8, String> {
+    let found = text.parse().ok().filter(|number| *number <= MOST);
+    found.ok_or_else(|| format!("\"{text}\" is not between 0 and {MOST}"))
 }
 
 /// Runs the command.
