@@ -95,8 +95,8 @@ pub(super) fn run(args: &Args, stop: &Stop) -> Outcome<Verdict> {
     );
     tell!(
         args,
-        "3. Reading and writing 512 bytes to 256 KiB at random places of these for {} s, {DEPTH} at a \
-         time,\n   and the tree again and again:",
+        "3. Reading and writing 512 bytes to 256 KiB at random places of these for {} s,\n   {DEPTH} \
+         at a time, and the tree again and again:",
         LOAD_TIME.as_secs()
     );
     let mut seen = Seen { tree, reads: 0, wrong: Vec::new() };
@@ -130,8 +130,8 @@ fn introduce(args: &Args, paths: &Paths, pid: u32) {
     tell!(args, "");
     tell!(
         args,
-        "The other process, {pid}, exports a file of {} (RNBD over RTRS over RoCEv2). This one\nmaps \
-         it and compares every byte it reads with what it wrote.",
+        "The other process, {pid}, exports a file of {}\n(RNBD over RTRS over RoCEv2). This one maps it\nand \
+         compares every byte it reads with what it wrote.",
         bytes(IMAGE_BYTES)
     );
     tell!(args, "");
@@ -269,15 +269,15 @@ fn conclude(args: &Args, reports: &[&Report; 3], failovers: u64, seen: &Seen) ->
     tell!(args, "");
     tell!(
         args,
-        "   moved      {} in {:.2} s: {} requests per second, both paths silent in turn",
+        "   moved      {} in {:.2} s: {} requests per second,\n              both paths silent in turn",
         bytes(random.bytes),
         random.elapsed.as_secs_f64(),
         count(iops as u64)
     );
     tell!(
         args,
-        "   paths      {} requests moved to the other path; the longest pause was {} ms (a path is \
-         dead after {} ms)",
+        "   paths      {} requests moved to the other path; the longest pause was {} ms\n              \
+         (a path is dead after {} ms)",
         count(failovers),
         random.pause.as_millis(),
         PATH_DEAD.as_millis()

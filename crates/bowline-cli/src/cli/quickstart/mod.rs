@@ -49,6 +49,8 @@ const READY_TIMEOUT: Duration = Duration::from_secs(5);
 /// The round trip is measured for this long, or this many times.
 const ECHO_TIME: Duration = Duration::from_millis(800);
 const ECHO_ROUNDS: u64 = 10_000;
+/// Width of a terminal at which no word is to break.
+const COLUMNS: usize = 80;
 const TICK: Duration = Duration::from_millis(5);
 
 /// See for yourself: two nodes, then a disk and its user, broken connections, nothing lost.
@@ -151,8 +153,14 @@ fn end(args: &Args, verdicts: Vec<Verdict>) -> Outcome {
     }
     tell!(args, "");
     let bowline = own_name();
-    let next =
-        |words: &str, what: &str| tell!(args, "   {:<55}  {what}", format!("{bowline} {words}"));
+    let next = |words: &str, what: &str| {
+        let line = format!("   {:<55}  {what}", format!("{bowline} {words}"));
+        match line.chars().count() {
+            ..=COLUMNS => tell!(args, "{line}"),
+            // The command stays whole, so that it can be copied.
+            _ => tell!(args, "   {what}:\n   {bowline} {words}"),
+        }
+    };
     tell!(args, "Next, each in a shell of its own:");
     if args.only.as_deref() != Some("rnbd") {
         next("node --address 127.0.0.1 --echo 4000", "run a node");
@@ -164,7 +172,8 @@ fn end(args: &Args, verdicts: Vec<Verdict>) -> Outcome {
     }
     if args.only.as_deref() != Some("rds") {
         next("rnbd export --memory disk0=1GiB -I 127.0.0.1", "serve a disk");
-        let map = "rnbd map disk0 --from s1 --path 127.0.0.2@127.0.0.1 --nbd /tmp/disk0.sock";
+        let map =
+            "rnbd map disk0 --from s1 --path 127.0.0.2@127.0.0.1 \\\n      --nbd /tmp/disk0.sock";
         next(map, "use it");
         next("rnbd dump", "look at both");
     }
@@ -303,9 +312,9 @@ fn introduce(args: &Args, local: IpAddr, remote: IpAddr, pid: u32) {
     tell!(
         args,
         "Each node has {sockets} sockets, and every socket sends to all {sockets} of the other \
-         node:\n{} flows that share {share}. Meanwhile all \
-         connections\nare cut {how} {} times, as a failing switch would do. Every message \
-         carries its\nnumber and a checksum; receivers expect each number once, in order.",
+         node:\n{} flows that share {share}.\nMeanwhile all \
+         connections are cut {how} {} times, as a failing switch\nwould do. Every message \
+         carries its number and a checksum; receivers expect each\nnumber once, in order.",
         2 * sockets * sockets,
         args.cuts
     );
@@ -506,7 +515,7 @@ fn conclude(args: &Args, result: &Figures) -> Verdict {
     tell!(args, "   messages   {}, 64 bytes to 1 MiB, both ways", count(messages));
     tell!(
         args,
-        "   delivery   half within {:.1} ms, 99 of 100 within {:.1} ms, the slowest {:.1} ms \
+        "   delivery   half within {:.1} ms, 99 of 100 within {:.1} ms,\n              the slowest {:.1} ms \
          (queues full, cuts included)",
         delivery.percentile(50.0) as f64 / 1000.0,
         delivery.percentile(99.0) as f64 / 1000.0,
@@ -514,8 +523,8 @@ fn conclude(args: &Args, result: &Figures) -> Verdict {
     );
     tell!(
         args,
-        "   cuts       {} times, {} {} connections; {} messages were sent again, {} repeats \
-         dropped",
+        "   cuts       {} times, {} {} connections;\n              {} messages were sent again, {} \
+         repeats dropped",
         result.cuts,
         result.connections_cut,
         kind(args),
@@ -526,7 +535,7 @@ fn conclude(args: &Args, result: &Figures) -> Verdict {
     if wrong.is_empty() {
         tell!(
             args,
-            "PASS  each of {} messages arrived exactly once, in order, with the right checksum",
+            "PASS  {} messages arrived exactly once, in order, with the right checksum",
             count(messages)
         );
     } else {
