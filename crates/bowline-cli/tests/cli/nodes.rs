@@ -499,7 +499,12 @@ fn settings_and_connections_of_a_running_node_can_be_changed() {
     assert!(all.contains(&format!("{name} = 6\n")), "{all}");
     assert!(all.lines().count() >= 7 && all.lines().all(|line| line.starts_with("net.rds.")));
     run(&folder, &["sysctl", "net.rds.nothing"]).exits(1).complains(&["net.rds.nothing"]);
+    assert_eq!(all.matches("min").count(), 1, "each is listed once: {all}");
     run(&folder, &["drop", "elsewhere"]).exits(2).complains(&["elsewhere"]);
+    let nobody = run(&folder, &["drop", "127.41.12.9"]).exits(1);
+    nobody.complains(&["no connection to 127.41.12.9", "`bowline info -n`"]);
+    let shown = run(&folder, &["info"]).exits(0).out;
+    assert!(shown.contains(", addresses: 127.41.12.1\n"), "{shown}");
     let _far = node(&folder, "127.41.12.3", &["--no-control"]);
     let words = ["ping", "-c", "1", "-I", "127.41.12.1", "127.41.12.3"];
     run(&folder, &words).exits(0);

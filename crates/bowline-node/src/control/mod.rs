@@ -31,6 +31,7 @@ use std::{
 
 use bowline_ctl::{Errno, Json, Op, Place, Server, Tree};
 
+pub use self::tree::MANUAL_NAMES;
 use self::{
     snapshot::Snapshot,
     tree::{ALL_PEERS, NODE, PROBE_MAX},

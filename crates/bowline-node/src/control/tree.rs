@@ -267,7 +267,7 @@ fn proc_files(prefix: &str) -> Vec<AttrDef> {
 }
 
 /// Names of settings in the manual that a kernel does not have [D-3].
-const MANUAL_NAMES: [&str; 2] =
+pub const MANUAL_NAMES: [&str; 2] =
     ["net.rds.reconnect_delay_min_ms", "net.rds.reconnect_delay_max_ms"];
 
 struct CountersDir(Node);

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use bowline_node::{
     Failure, Outcome,
-    control::Client,
+    control::{Client, MANUAL_NAMES},
     values::{Address, setting},
 };
 use bowline_rds::SYSCTL_NAMES;
@@ -51,7 +51,9 @@ fn wish(text: &str) -> Result<(String, Option<i64>), String> {
 /// Runs `bowline sysctl`; the output has the form of `sysctl`.
 pub(crate) fn run_sysctl(args: &SysctlArgs) -> Outcome {
     let mut client = Client::connect(args.control.as_deref())?;
-    let all = || SYSCTL_NAMES.iter().map(|name| ((*name).to_owned(), None)).collect();
+    // Names that only the manual has are further names of others.
+    let listed = SYSCTL_NAMES.iter().filter(|name| !MANUAL_NAMES.contains(name));
+    let all = || listed.map(|name| ((*name).to_owned(), None)).collect();
     let wishes = if args.settings.is_empty() { all() } else { args.settings.clone() };
     let mut shown = serde_json::Map::new();
     for (name, value) in wishes {
@@ -81,6 +83,13 @@ pub(crate) fn run_drop(args: &DropArgs) -> Outcome {
         }
     }
     let dropped = client.drop_connections(args.peer.map(|peer| peer.ip))?;
-    say!("{dropped} connections cut");
-    Ok(())
+    match (dropped, args.peer) {
+        (0, Some(peer)) => Err(Failure::failed(format!(
+            "the node has no connection to {peer}; `bowline info -n` lists those that it has"
+        ))),
+        _ => {
+            say!("{dropped} connections cut");
+            Ok(())
+        }
+    }
 }

@@ -17,13 +17,13 @@ use bowline_node::{
     },
     log,
     signals::Stop,
-    values::interval,
+    values::{Address, some_time},
 };
 
 /// Look inside a running node (as rds-info does).
 ///
-/// Letters may be combined (`-ck`); without any, everything is shown. Sections always come in the
-/// order I T c k n r s t.
+/// Letters may be combined (`-ck`); without any, everything is shown, and the addresses of the node
+/// first. Sections always come in the order I T c k n r s t.
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(after_help = "Exit status: 0, or 1 when no node answers or an option is wrong.")]
 pub(crate) struct Args {
@@ -61,11 +61,11 @@ pub(crate) struct Args {
     /// namespace; a node in the folder of this user comes first]
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
-    /// Print one JSON object with everything
+    /// Print one JSON object with everything, whatever letters are given
     #[arg(long)]
     json: bool,
-    /// Ask again at this interval until interrupted
-    #[arg(short = 'w', long, value_name = "TIME", value_parser = interval)]
+    /// Ask again at this interval until interrupted: seconds, or a number with ms or us
+    #[arg(short = 'w', long, value_name = "TIME", value_parser = some_time)]
     watch: Option<Duration>,
 }
 
@@ -123,6 +123,9 @@ impl Args {
 fn render(args: &Args, snapshot: &Snapshot) -> String {
     let all = !args.any_section();
     let mut text = String::new();
+    if all {
+        node(&mut text, snapshot);
+    }
     if let Some(connections) = snapshot.ib_connections.as_ref().filter(|_| args.rdma || all) {
         rdma(&mut text, connections, args.verbose);
     }
@@ -193,6 +196,16 @@ impl<'a> Table<'a> {
         self.text.push_str(more);
         self.text.push('\n');
     }
+}
+
+/// Writes the addresses that the node serves, of which `rds-info` knows nothing.
+fn node(text: &mut String, snapshot: &Snapshot) {
+    let addresses = &snapshot.node.addresses;
+    let shown = match addresses.as_slice() {
+        [] => "all of this machine".to_owned(),
+        some => some.iter().map(Address::to_string).collect::<Vec<_>>().join(", "),
+    };
+    let _ = writeln!(text, "\nNode: process {}, addresses: {shown}", snapshot.node.pid);
 }
 
 fn rdma(text: &mut String, connections: &[RdmaRow], verbose: bool) {
@@ -452,7 +465,9 @@ RDS IB Connections:
                        cache_allocs=0";
         assert_eq!(render(&args, &with_rdma()), format!("{wanted}{numbers}\n"));
         let all = render(&Args::default(), &with_rdma());
-        assert!(all.starts_with("\nRDS IB Connections:\n"), "first of all: {all}");
+        let node = "\nNode: process 1, addresses: 10.0.0.1\n";
+        let first = all.strip_prefix(node).expect("the node");
+        assert!(first.starts_with("\nRDS IB Connections:\n"), "first of all: {all}");
         assert_eq!(render(&args, &snapshot()), "");
     }
 

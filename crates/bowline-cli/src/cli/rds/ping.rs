@@ -54,7 +54,7 @@ pub(crate) struct Args {
     /// Type of service, 0 to 255; bowline nodes treat all values alike
     #[arg(short = 'Q', value_name = "TOS", default_value = "0", value_parser = number32)]
     tos: u32,
-    /// Longest wait for one reply
+    /// Longest wait for one reply: seconds, or a number with ms or us
     #[arg(short = 'W', value_name = "TIME", default_value = "2", value_parser = interval)]
     timeout: Duration,
     /// Print the summary only
@@ -135,6 +135,11 @@ pub(crate) fn run(args: &Args) -> Outcome {
     }
     let family = if args.v6 { Family::V6 } else { Family::Any };
     let mut remote = address(&args.remote, family)?;
+    if remote.ip.is_unspecified() {
+        return Err(Failure::usage(format!(
+            "{remote} is no address of a node: name the one to ping"
+        )));
+    }
     let mut given = args.local.as_ref().map(|local| address(local, family)).transpose()?;
     if let Some(given) = &mut given {
         joined(given, &mut remote)?;

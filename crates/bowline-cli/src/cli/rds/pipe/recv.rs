@@ -56,7 +56,7 @@ pub(crate) struct RecvArgs {
     /// File to write; - is standard output
     #[arg(short = 'f', value_name = "FILE", default_value = "-")]
     file: String,
-    /// Print statistics to standard error at this interval
+    /// Print statistics to standard error at this interval: seconds, or a number with ms or us
     #[arg(short = 'i', value_name = "TIME", value_parser = interval)]
     interval: Option<Duration>,
     #[command(flatten)]

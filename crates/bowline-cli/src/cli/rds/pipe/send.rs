@@ -66,7 +66,7 @@ pub(crate) struct SendArgs {
     /// Stop after this many bytes
     #[arg(short = 'l', value_name = "BYTES", value_parser = number)]
     limit: Option<u64>,
-    /// Print statistics to standard error at this interval
+    /// Print statistics to standard error at this interval: seconds, or a number with ms or us
     #[arg(short = 'i', value_name = "TIME", value_parser = interval)]
     interval: Option<Duration>,
     /// Longest wait for a host that does not answer, and for the word of a receiver; with 0, for
