@@ -80,7 +80,7 @@ const TESTS: [Step; 4] = [
 ];
 
 /// What needs a processor, and gets it while tests wait.
-const MEANWHILE: [Step; 13] = [
+const BESIDE: [Step; 13] = [
     step("release", &["build", "--release", "--locked"], 900),
     // Those of simulators take minutes where they are not optimized.
     step("sim tests", &["test", "--release", "--locked", "--package", "bowline-sim"], 900),
@@ -129,7 +129,7 @@ pub(crate) fn run() -> Outcome {
     let run = Run { start: Instant::now(), skips: &skips };
     let mut done = run.each(&FIRST, Place::Alone);
     let (tests, others) = thread::scope(|scope| {
-        let others = scope.spawn(|| run.each(&MEANWHILE, Place::Behind));
+        let others = scope.spawn(|| run.each(&BESIDE, Place::Behind));
         (run.each(&TESTS, Place::Before), others.join())
     });
     done.extend(tests);

@@ -186,6 +186,9 @@ fn with_alias(mut words: Vec<OsString>) -> (Vec<OsString>, Option<&'static str>)
     };
     // The first one is what usage lines begin with.
     words.splice(..1, ["bowline".into(), word.into()]);
+    if *word == "info" {
+        words.insert(2, "--original".into());
+    }
     (words, Some(*known))
 }
 
@@ -235,7 +238,7 @@ mod tests {
     #[test]
     fn the_names_of_the_original_tools_select_the_word() {
         let (words, tool) = with_alias(vec!["/usr/bin/rds-info".into(), "-c".into()]);
-        assert_eq!(words, ["bowline", "info", "-c"].map(OsString::from));
+        assert_eq!(words, ["bowline", "info", "--original", "-c"].map(OsString::from));
         assert!(tool.is_some());
         let (words, tool) = with_alias(vec!["bowline".into(), "info".into()]);
         assert_eq!(words, ["bowline", "info"].map(OsString::from));

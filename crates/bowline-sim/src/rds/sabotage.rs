@@ -272,6 +272,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(debug_assertions, ignore = "takes minutes: cargo test --release")]
     fn memory_of_closed_sockets_is_noticed() {
         let options = Options::default().with_scenario(Some(Scenario::Swarm));
         let run = |seed| run_seed::<Rds>(seed, &options, Some(Sabotage::KeepClosed)).failure;
@@ -287,12 +288,14 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(debug_assertions, ignore = "takes minutes: cargo test --release")]
     fn an_end_without_acknowledgements_is_noticed() {
         let what = caught_in(Sabotage::EndUntold, Scenario::Ends);
         assert!(what.contains("received and not acknowledged"), "{what}");
     }
 
     #[test]
+    #[cfg_attr(debug_assertions, ignore = "takes minutes: cargo test --release")]
     fn an_end_that_nobody_hears_of_is_noticed() {
         let what = caught_in(Sabotage::TakeRefusal, Scenario::Ends);
         assert!(what.contains("waits for a peer that has ended"), "{what}");
@@ -304,6 +307,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(debug_assertions, ignore = "takes minutes: cargo test --release")]
     fn mistakes_over_rdma_are_noticed() {
         caught_over_rdma(Sabotage::RdmaTakeTwice, &["twice", "unexpected", "pongs"]);
         caught_over_rdma(Sabotage::RdmaSilent, &["no end"]);

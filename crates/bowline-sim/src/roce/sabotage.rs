@@ -189,6 +189,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(debug_assertions, ignore = "takes minutes: cargo test --release")]
     fn a_program_left_asleep_is_noticed() {
         let options = Options::default().with_scenario(Some(Scenario::Calm));
         let noticed = |seed| {

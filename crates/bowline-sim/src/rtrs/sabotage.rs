@@ -214,6 +214,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(debug_assertions, ignore = "takes minutes: cargo test --release")]
     fn device_ids_that_come_again_are_noticed() {
         assert_shown(Sabotage::SmallIds, Scenario::Disks, "it may be of");
     }
@@ -246,6 +247,7 @@ mod tests {
 
     // tests [RT-101]
     #[test]
+    #[cfg_attr(debug_assertions, ignore = "takes minutes: cargo test --release")]
     fn late_requests_of_a_path_that_the_server_keeps_are_noticed() {
         let words = ["it may be of", "its chunk has changed"];
         assert_caught(Sabotage::NoNotice, Scenario::DelayedLines, &words);

@@ -64,6 +64,9 @@ pub(crate) struct Args {
     /// Print one JSON object with everything, whatever letters are given
     #[arg(long)]
     json: bool,
+    /// Print what rds-info prints, and nothing else
+    #[arg(long, hide = true)]
+    original: bool,
     /// Ask again at this interval until interrupted: seconds, or a number with ms or us
     #[arg(short = 'w', long, value_name = "TIME", value_parser = some_time)]
     watch: Option<Duration>,
@@ -123,7 +126,7 @@ impl Args {
 fn render(args: &Args, snapshot: &Snapshot) -> String {
     let all = !args.any_section();
     let mut text = String::new();
-    if all {
+    if all && !args.original {
         node(&mut text, snapshot);
     }
     if let Some(connections) = snapshot.ib_connections.as_ref().filter(|_| args.rdma || all) {
@@ -468,6 +471,8 @@ RDS IB Connections:
         let node = "\nNode: process 1, addresses: 10.0.0.1\n";
         let first = all.strip_prefix(node).expect("the node");
         assert!(first.starts_with("\nRDS IB Connections:\n"), "first of all: {all}");
+        let original = Args { original: true, ..Args::default() };
+        assert_eq!(render(&original, &with_rdma()), first);
         assert_eq!(render(&args, &snapshot()), "");
     }
 
