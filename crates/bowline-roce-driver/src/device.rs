@@ -201,12 +201,6 @@ impl SoftDevice {
         self.shared.lock().faults.last().cloned()
     }
 
-    /// Returns the size of each socket's receive buffer in bytes: no more than that should be in
-    /// flight towards this device.
-    pub fn receive_buffers(&self) -> impl Iterator<Item = usize> {
-        self.shared.endpoints.iter().map(Endpoint::receive_buffer)
-    }
-
     /// Tells whether the device is closed, or gone: every call fails.
     pub fn is_closed(&self) -> bool {
         self.shared.lock().stop

@@ -1,13 +1,14 @@
 //! Sockets that are made before their device is opened.
 
-use std::fmt;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::{fmt, io};
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, socket_with};
 
+use crate::sys::{self, Opt};
 use crate::udp;
 
 /// Sockets for a device that is opened by a process with fewer rights than now: buffers beyond the
@@ -30,6 +31,17 @@ impl EarlySockets {
             Some((family_of(*ip), socket))
         };
         Self(Arc::new(Mutex::new(addrs.iter().filter_map(one).collect())), Arc::default())
+    }
+
+    /// Returns the bytes of the receive buffer that a socket gets for which so many are asked.
+    ///
+    /// # Errors
+    /// No socket can be made: `EMFILE` and the like.
+    pub fn receive_buffer(buffer: usize) -> io::Result<usize> {
+        let socket = make(AddressFamily::INET)?;
+        udp::enlarge(socket.as_fd(), buffer);
+        // The system counts twice what was asked for, as it keeps more than the data.
+        Ok(usize::try_from(sys::get(socket.as_fd(), Opt::RecvBuf)?).unwrap_or(0) / 2)
     }
 
     /// Sockets of an address that several processes share, which are ready.

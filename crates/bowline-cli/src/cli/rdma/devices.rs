@@ -1,18 +1,17 @@
 //! `bowline devices`: the RDMA devices that programs on this machine can use.
 
-use std::io;
-use std::net::{IpAddr, UdpSocket};
+use std::net::IpAddr;
 
 use bowline_node::{
     Outcome,
-    rdma_device::{Holder, PORT, addresses, holder},
+    rdma_device::{Holder, PORT, addresses, holder, is_held},
 };
 use bowline_rdmacore::{Listed, list};
-use bowline_roce_driver::SoftConfig;
-use bowline_verbs::{Device, DeviceAttr};
+use bowline_roce_driver::{EarlySockets, SoftConfig, interface, machine_addrs, node_guid};
+use bowline_verbs::{DeviceAttr, Mtu};
 use serde_json::{Value, json};
 
-use super::{local::soft, verbs_programs::View};
+use super::verbs_programs::View;
 
 /// List the RDMA devices of this machine, and that of programs of `bowline run`.
 ///
@@ -156,25 +155,28 @@ fn object(row: &Row) -> Value {
     })
 }
 
-/// Opens and closes the device of an address, unless its port is in use.
+/// Looks at an address without a socket there: a node that begins at this moment would find the port
+/// taken, and leave the address out for as long as it runs.
 fn look(address: IpAddr) -> Row {
-    let taken = match UdpSocket::bind((address, PORT)) {
-        Err(error) if error.kind() == io::ErrorKind::AddrInUse => holder(address),
+    if is_held(address) {
+        let trouble = Some(format!("UDP port {PORT} of {address} is in use"));
+        let holder = holder(address);
+        return Row { address, mtu: None, guid: None, receive_buffer: None, trouble, holder };
+    }
+    let link = machine_addrs().into_iter().find(|(of, _)| *of == address).map(|(_, link)| link);
+    let bytes = link.and_then(interface).map(|(_, bytes)| bytes);
+    let mtu = bytes.and_then(Mtu::for_interface);
+    let trouble = match (bytes, mtu) {
+        (Some(bytes), None) => Some(format!("packets of {bytes} bytes are too short for RoCEv2")),
         _ => None,
     };
-    match soft(&[address.into()]) {
-        Ok(device) => {
-            let attr = device.attr();
-            let (mtu, guid) = (Some(attr.mtu.bytes()), Some(attr.guid));
-            // The system counts twice what was asked for, as it keeps more than the data.
-            let receive_buffer = device.receive_buffers().min().map(|bytes| bytes / 2);
-            Row { address, mtu, guid, receive_buffer, trouble: None, holder: None }
-        }
-        Err(error) => {
-            let trouble = Some(error.to_string());
-            let receive_buffer = None;
-            Row { address, mtu: None, guid: None, receive_buffer, trouble, holder: taken }
-        }
+    Row {
+        address,
+        mtu: mtu.map(Mtu::bytes),
+        guid: Some(node_guid(&[address])),
+        receive_buffer: EarlySockets::receive_buffer(wanted()).ok(),
+        trouble,
+        holder: None,
     }
 }
 

@@ -188,11 +188,6 @@ impl Opened {
     }
 }
 
-/// Opens the soft provider on addresses of this machine.
-pub(super) fn soft(addresses: &[Address]) -> Result<Arc<SoftDevice>, Error> {
-    open_config(addresses, soft_config(addresses))
-}
-
 fn open_config(addresses: &[Address], config: SoftConfig) -> Result<Arc<SoftDevice>, Error> {
     tentative::wait(addresses);
     Ok(Arc::new(SoftDevice::open(config)?))
