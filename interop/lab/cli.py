@@ -11,16 +11,16 @@ import threading
 import time
 
 from .agent import ERR, EXIT, OUT, STDIN, Agent, guest_exec, push, to_fd
-from .common import BRIDGE, CACHE, HOST, NET4, NETNS, Fail, need_root, say
+from .common import BRIDGE, CACHE, CURRENT, HOST, NET4, NETNS, OWN_SERIES, Fail, need_root, say
 from .guest import (alive, boot, console_tail, default_accel, down, guests, info, need_guest, set_link)
 from .net import cap_start, cap_stop, net_up
 from .prepare import prepare
 from .qemu import burst_qemu
 
-ABOUT = """kernel-lab: boot a real Linux 6.12 kernel as the peer of a userspace node.
+ABOUT = """kernel-lab: boot a real Linux kernel as the peer of a userspace node.
 
-Guests run in QEMU on Debian's own 6.12 kernel with its rds, rds_tcp and
-rdma_rxe modules. Each guest has two network cards on two bridges inside one network
+Guests run in QEMU on Debian's own 6.12 kernel (--kernel 7.2: on one of a newer
+suite of the same archive) with its rds, rds_tcp and rdma_rxe modules. Each guest has two network cards on two bridges inside one network
 namespace, where the host side has addresses of its own and so can talk to the
 guests' kernels. Needs root and a Debian host with apt."""
 
@@ -118,9 +118,8 @@ def cmd_capture(a):
 
 
 def cmd_status(a):
-    cur = os.path.join(CACHE, "current.json")
-    if os.path.exists(cur):
-        with open(cur) as f:
+    if os.path.exists(CURRENT):
+        with open(CURRENT) as f:
             c = json.load(f)
         print("kernel %s (package version %s), cache %s" % (c["kver"], c["version"], CACHE))
     else:
@@ -156,16 +155,22 @@ def cmd_clean(a):
             raise Fail("guest %s is running" % n)
     if not os.path.basename(CACHE):
         raise Fail("refusing to remove " + CACHE)
-    for n in ("k", "run", "qemu", "qemu.tmp", "root.tmp", "current.json", "empty-status", "debs" if a.all else ""):
+    for n in ("k", "run", "qemu", "qemu.tmp", "root.tmp", "empty-status", "debs" if a.all else ""):
         p = os.path.join(CACHE, n)
         if n and os.path.isdir(p):
             shutil.rmtree(p)
         elif n and os.path.exists(p):
             os.unlink(p)
     for f in os.listdir(CACHE):
-        if f.startswith("root-"):
-            os.unlink(os.path.join(CACHE, f))
+        if f.startswith(("root-", "current", "apt-" if a.all else "current")):
+            p = os.path.join(CACHE, f)
+            shutil.rmtree(p) if os.path.isdir(p) else os.unlink(p)
     return 0
+
+
+def of_series(q):
+    q.add_argument("--kernel", metavar="SERIES", default=OWN_SERIES,
+                   help="series of the kernel, e.g. 7.2 (default %s)" % OWN_SERIES)
 
 
 def parser():
@@ -176,6 +181,7 @@ environment:
   BOWLINE_LAB_CACHE   cache folder (default ~/.cache/bowline-lab; about 1 GB)
   BOWLINE_LAB_NETNS   network namespace (default bowline-lab); another name
                       gives an independent lab beside the first
+  BOWLINE_LAB_KERNEL  series of the kernel without --kernel
 
 modes of boot (comma separated): none rds rds-tcp rxe rtrs-client rtrs-server rnbd-client rnbd-server
   rxe brings the kernel's soft RoCE up as rxe0 on eth0 (and rxe1 on eth1); the
@@ -186,6 +192,8 @@ modes of boot (comma separated): none rds rds-tcp rxe rtrs-client rtrs-server rn
 example, kernel to kernel:
   kernel-lab boot a; kernel-lab boot b
   kernel-lab exec a -- rds-verify.py ping --to 10.99.0.12
+example, two series:
+  kernel-lab boot a; kernel-lab boot b --kernel 7.2
 example, guests whose cards pass bursts of UDP whole:
   Q=$(kernel-lab qemu) && PATH=$Q:$PATH kernel-lab boot a
   kernel-lab exec a -- ethtool -K eth0 tx-udp-segmentation on
@@ -198,10 +206,12 @@ example, userspace to kernel:
     q = s.add_parser("prepare", help="get the kernel and make the guest's root disk")
     q.add_argument("--refresh", action="store_true", help="look for a newer kernel package")
     q.add_argument("--kver", help="this kernel, e.g. 6.12.117+deb12-amd64")
+    of_series(q)
     s.add_parser("qemu", help="print the folder of a QEMU whose cards pass bursts of UDP whole (on Linux 6.2 and "
                  "later), fetched from Debian's backports if the host's does not")
     q = s.add_parser("boot", help="start a guest in the background and wait until it answers")
     q.add_argument("name")
+    of_series(q)
     q.add_argument("--mode", default="rds-tcp", help="what to load (default rds-tcp)")
     q.add_argument("--ip", metavar="A.B.C.D/24[,..]", help="address of eth0 (default 10.99.0.N/24 "
                    "and fd99::N/64; N is 11 for guest a, 12 for b, ...)")

@@ -11,7 +11,10 @@ CACHE = os.path.abspath(os.path.expanduser(
 NETNS = os.environ.get("BOWLINE_LAB_NETNS") or "bowline-lab"
 RUN = os.path.join(CACHE, "run", NETNS)
 DEBS = os.path.join(CACHE, "debs")
-SERIES = "6.12"
+# that of which this machine's release has packages, and the one that is used
+OWN_SERIES = "6.12"
+SERIES = os.environ.get("BOWLINE_LAB_KERNEL") or OWN_SERIES
+CURRENT = os.path.join(CACHE, "current%s.json" % ("" if SERIES == OWN_SERIES else "-" + SERIES))
 
 # Inside the lab's namespace: wire 0 and wire 1. The host side has one address
 # below and one above every guest's, because the order of the two addresses

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import time
 
-from .common import CACHE, DEBS, SERIES, Fail, locked, need_root, ok, run, say
+from .common import CACHE, CURRENT, DEBS, OWN_SERIES, SERIES, Fail, locked, need_root, ok, run, say
 
 GUEST_PACKAGES = """bash coreutils util-linux mount procps grep sed mawk
 findutils kmod iproute2 iputils-ping python3 ethtool netbase hostname strace
@@ -34,6 +34,10 @@ HOST_TOOLS = {
     "ldconfig": "libc-bin",
     "tar": "tar",
 }
+# suites of Debian's archive where other series are looked for: the first set that has the series gives its
+# kernel and the compiler of its modules
+ELSEWHERE = (("trixie", "trixie-backports"), ("sid",))
+KEYS = "/usr/share/keyrings/debian-archive-keyring.gpg"
 BOOT_MODULES = ["virtio_blk", "ext4", "crc32c_generic"]
 # folders of modules no guest has hardware for
 UNUSED_MODULES = ["kernel/" + d for d in (
@@ -48,9 +52,33 @@ def apt_get(args, timeout=900, cwd=None):
                 "-o", "APT::Sandbox::User=root"] + args, timeout=timeout, env=env, cwd=cwd)
 
 
-def apt_show(pkgs):
+def apt_apart(suites):
+    """-> apt's options for these suites of this machine's archive; its own lists and packages stay as they are."""
+    if not suites:
+        return []
+    at = os.path.join(CACHE, "apt-" + suites[-1])
+    for d in ("lists/partial", "cache/archives/partial"):
+        os.makedirs(os.path.join(at, d), exist_ok=True)
+    with open("/etc/os-release") as f:
+        mine = re.search(r'^VERSION_CODENAME="?(\w+)', f.read(), re.M)
+    known = run(["apt-get", "indextargets", "--format", "$(REPO_URI) $(RELEASE) $(COMPONENT)",
+                 "Created-By: Packages"]).split("\n")
+    uris = [w[0] for w in map(str.split, known) if mine and w[1:] == [mine.group(1), "main"]]
+    if not uris:
+        raise Fail("apt has no archive of this machine's release to look for other suites in")
+    with open(at + "/sources.list", "w") as f:
+        for suite in suites:
+            f.write("deb [signed-by=%s] %s %s main\n" % (KEYS, uris[0], suite))
+    open(at + "/status", "w").close()
+    return ["-o", "Dir::Etc::SourceList=%s/sources.list" % at, "-o", "Dir::Etc::SourceParts=/dev/null",
+            "-o", "Dir::Etc::Preferences=/dev/null", "-o", "Dir::Etc::PreferencesParts=/dev/null",
+            "-o", "Dir::State::Lists=%s/lists" % at, "-o", "Dir::State::status=%s/status" % at,
+            "-o", "Dir::Cache=%s/cache" % at]
+
+
+def apt_show(pkgs, apt=()):
     """-> list of dicts, one per stanza that apt knows for these packages."""
-    r = subprocess.run(["apt-cache", "show"] + pkgs, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=120)
+    r = subprocess.run(["apt-cache", *apt, "show"] + pkgs, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=120)
     out = []
     for stanza in r.stdout.decode(errors="replace").split("\n\n"):
         d = {}
@@ -67,9 +95,9 @@ def deb_newer(a, b):
     return subprocess.run(["dpkg", "--compare-versions", a, "gt", b]).returncode == 0
 
 
-def discover(want=None):
+def discover(want=None, apt=()):
     """Newest linux-image package of the series that apt knows."""
-    r = subprocess.run(["apt-cache", "search", "--names-only",
+    r = subprocess.run(["apt-cache", *apt, "search", "--names-only",
                         r"^linux-image-%s\.[0-9]+.*-amd64$" % re.escape(SERIES)],
                        stdout=subprocess.PIPE, timeout=120).stdout.decode()
     kvers = [w.split()[0][len("linux-image-"):] for w in r.splitlines()]
@@ -79,13 +107,31 @@ def discover(want=None):
     if not kvers:
         return None
     best = None
-    for d in apt_show(["linux-image-" + k for k in kvers]):
+    for d in apt_show(["linux-image-" + k for k in kvers], apt):
         if best is None or deb_newer(d["Version"], best["version"]):
             best = {"kver": d["Package"][len("linux-image-"):], "version": d["Version"], "debs": [d]}
+    if best:
+        # of newer ones this package is empty, and its parts have packages of their own
+        parts = ["linux-%s-%s" % (x, best["kver"]) for x in ("base", "binary", "modules")]
+        best["debs"] += [d for d in apt_show(parts, apt) if d["Version"] == best["version"]]
     return best
 
 
-def fetch_deb(d):
+def discover_elsewhere(want=None, refresh=False):
+    """Such a kernel out of the first newer suites that have one."""
+    for suites in ELSEWHERE:
+        apt = apt_apart(suites)
+        k = None if refresh else discover(want, apt)
+        if not k:
+            say("getting the package lists of " + " and ".join(suites))
+            apt_get(apt + ["update"])
+            k = discover(want, apt)
+        if k:
+            return dict(k, suites=suites)
+    return None
+
+
+def fetch_deb(d, apt=()):
     """Download one package version into the cache unless it is there already."""
     name = "%s_%s_%s.deb" % (d["Package"], d["Version"].replace(":", "%3a"), d["Architecture"])
     path = os.path.join(DEBS, name)
@@ -105,7 +151,7 @@ def fetch_deb(d):
         if os.path.exists(path):
             os.unlink(path)
         say("downloading %s %s" % (d["Package"], d["Version"]))
-        apt_get(["download", "%s=%s" % (d["Package"], d["Version"])], cwd=DEBS)
+        apt_get([*apt, "download", "%s=%s" % (d["Package"], d["Version"])], cwd=DEBS)
         if not good():
             raise Fail("apt-get download did not leave a good %s" % name)
     return path
@@ -139,6 +185,32 @@ def host_tools():
         apt_get(["install", "-y", "--no-install-recommends"] + missing)
 
 
+def merged_usr(root):
+    """An empty root folder whose /bin, /lib, ... are links into /usr."""
+    os.makedirs(root + "/usr")
+    for d in ("bin", "sbin", "lib", "lib64", "lib32"):
+        os.makedirs("%s/usr/%s" % (root, d))
+        os.symlink("usr/" + d, root + "/" + d)
+
+
+def closure(apt, pkgs):
+    """Download packages and all they depend on, as if nothing were installed. -> paths of their files"""
+    sel = [*apt, "-o", "Dir::Cache::archives=" + DEBS + "/", "-o", "Debug::NoLocking=1",
+           "--no-install-recommends", "-y"]
+    os.makedirs(DEBS + "/partial", exist_ok=True)
+    apt_get(sel + ["-d", "install"] + pkgs)
+    all_debs = [f for f in os.listdir(DEBS) if f.endswith(".deb")]
+    want = re.findall(r"^Inst (\S+) \((\S+) ", apt_get(sel + ["-s", "install"] + pkgs), re.M)
+    paths = []
+    for pkg, ver in want:
+        v = ver.replace(":", "%3a")
+        hit = [f for f in all_debs if f.startswith("%s_%s_" % (pkg, v))]
+        if not hit:
+            raise Fail("apt-get left no package file for %s %s" % (pkg, ver))
+        paths.append(os.path.join(DEBS, hit[0]))
+    return paths
+
+
 def prep_kernel(k):
     """Unpack the kernel image and its modules."""
     kver = k["kver"]
@@ -149,8 +221,11 @@ def prep_kernel(k):
     shutil.rmtree(base, ignore_errors=True)
     os.makedirs(base)
     t0 = time.monotonic()
+    apt = apt_apart(k.get("suites"))
+    if apt:
+        merged_usr(base + "/image")
     for d in k["debs"]:
-        deb_extract(fetch_deb(d), base + "/image")
+        deb_extract(fetch_deb(d, apt), base + "/image")
     for extra in UNUSED_MODULES:
         shutil.rmtree("%s/image/lib/modules/%s/%s" % (base, kver, extra), ignore_errors=True)
     run(["depmod", "-b", base + "/image", kver])
@@ -210,32 +285,16 @@ def prep_root(base, kver):
     t0 = time.monotonic()
     empty = os.path.join(CACHE, "empty-status")
     open(empty, "w").close()
-    os.makedirs(DEBS + "/partial", exist_ok=True)
-    # as if nothing were installed, so that the whole closure is named
-    sel = ["-o", "Dir::State::status=" + empty, "-o", "Dir::Cache::archives=" + DEBS + "/",
-           "-o", "Debug::NoLocking=1", "--no-install-recommends", "-y"]
     say("downloading the guest's userland")
-    apt_get(sel + ["-d", "install"] + GUEST_PACKAGES)
-    all_debs = [f for f in os.listdir(DEBS) if f.endswith(".deb")]
-    want = re.findall(r"^Inst (\S+) \((\S+) ", apt_get(sel + ["-s", "install"] + GUEST_PACKAGES), re.M)
-    names = []
-    for pkg, ver in want:
-        v = ver.replace(":", "%3a")
-        hit = [f for f in all_debs if f.startswith("%s_%s_" % (pkg, v))]
-        if not hit:
-            raise Fail("apt-get left no package file for %s %s" % (pkg, ver))
-        names.append(hit[0])
+    debs = closure(["-o", "Dir::State::status=" + empty], GUEST_PACKAGES)
     root = os.path.join(CACHE, "root.tmp")
     shutil.rmtree(root, ignore_errors=True)
-    os.makedirs(root + "/usr")
-    for d in ("bin", "sbin", "lib", "lib64", "lib32"):
-        os.makedirs("%s/usr/%s" % (root, d))
-        os.symlink("usr/" + d, root + "/" + d)
-    say("unpacking %d packages" % len(names))
+    merged_usr(root)
+    say("unpacking %d packages" % len(debs))
     skip = ["./usr/share/doc/*", "./usr/share/man/*", "./usr/share/locale/*",
             "./usr/share/info/*", "./usr/share/icu/*"]
-    for n in names:
-        deb_extract(os.path.join(DEBS, n), root, exclude=skip)
+    for deb in debs:
+        deb_extract(deb, root, exclude=skip)
     for d in ("proc", "sys", "dev", "run", "tmp", "root", "mnt", "host", "lab", "var/tmp",
               "var/log", "etc/modprobe.d", "etc/rdma"):
         os.makedirs(os.path.join(root, d), exist_ok=True)
@@ -279,13 +338,12 @@ def prep_root(base, kver):
 
 
 def prepare(refresh=False, kver=None, quiet=False):
-    cur = os.path.join(CACHE, "current.json")
     os.makedirs(DEBS, exist_ok=True)
     lock = locked(os.path.join(CACHE, "prepare.lock"), "prepare", 1800)
     try:
         host_tools()
-        if os.path.exists(cur) and not refresh and not kver:
-            with open(cur) as f:
+        if os.path.exists(CURRENT) and not refresh and not kver:
+            with open(CURRENT) as f:
                 c = json.load(f)
             if all(os.path.exists(c[k]) for k in ("vmlinuz", "root", "mods")) \
                     and c["root"] == root_path(c["kver"]):
@@ -294,23 +352,28 @@ def prepare(refresh=False, kver=None, quiet=False):
                 return c
         if not shutil.which("apt-get"):
             raise Fail("prepare needs a Debian host (apt-get)")
-        k = None if refresh else discover(kver)
-        if not k:
-            say("refreshing the package lists")
-            apt_get(["update"])
-            k = discover(kver)
+        if SERIES != OWN_SERIES:
+            k = discover_elsewhere(kver, refresh)
+        else:
+            k = None if refresh else discover(kver)
+            if not k:
+                say("refreshing the package lists")
+                apt_get(["update"])
+                k = discover(kver)
         if not k:
             raise Fail("apt knows no linux-image package of %s%s" % (SERIES, ", version " + kver if kver else ""))
         say("using %s (package version %s)" % (k["kver"], k["version"]))
         base = prep_kernel(k)
         prep_initrd(base, k["kver"])
         img = prep_root(base, k["kver"])
-        c = {"kver": k["kver"], "version": k["version"], "root": img,
-             "vmlinuz": "%s/image/boot/vmlinuz-%s" % (base, k["kver"]),
+        vmlinuz = ["%s/image/boot/vmlinuz-%s" % (base, k["kver"]),
+                   "%s/image/usr/lib/modules/%s/vmlinuz" % (base, k["kver"])]
+        c = {"kver": k["kver"], "version": k["version"], "root": img, "suites": k.get("suites"),
+             "vmlinuz": next((p for p in vmlinuz if os.path.exists(p)), vmlinuz[0]),
              "mods": base + "/boot-modules"}
-        with open(cur + ".tmp", "w") as f:
+        with open(CURRENT + ".tmp", "w") as f:
             json.dump(c, f, indent=1)
-        os.rename(cur + ".tmp", cur)
+        os.rename(CURRENT + ".tmp", CURRENT)
         return c
     finally:
         lock.close()

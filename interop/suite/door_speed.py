@@ -7,7 +7,7 @@ import statistics
 import subprocess
 import time
 
-from lab.common import CACHE, NETNS, Fail
+from lab.common import CURRENT, NETNS, Fail
 from lab.guest import down
 
 from .base import MIB, scenario, want
@@ -94,7 +94,7 @@ def note(c, what, got):
 def rnbd_machine_speed(c):
     """The same fio in a virtual machine on two disks, in turn: `rnbd map --vhost-user`, and nbdkit over TCP by qemu's own
     NBD client. The ratios are noted."""
-    with open(os.path.join(CACHE, "current.json")) as f:
+    with open(CURRENT) as f:
         kernel = json.load(f)
     runs = ["  asked %s '%s'" % (disk, FIO % ("/dev/" + disk, *job)) for job in JOBS for disk in ("vda", "vdb")]
     init = INIT.replace("ROUNDS", str(ROUNDS)).replace("COUNT", str(SIZE // MIB)).replace("RUNS", "\n".join(runs))

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import time
 
-from lab.common import CACHE, NETNS
+from lab.common import CURRENT
 from lab.initrd import cpio_newc
 
 from .base import MIB, scenario, want
@@ -174,7 +174,7 @@ def rnbd_machine(c):
     """A virtual machine of its own, whose disk `rnbd map --vhost-user` serves: a file system with its files is compared,
     what is written past it is what the server's file has, and the program is killed once and replaced once under writes,
     of which none fails."""
-    with open(os.path.join(CACHE, "current.json")) as f:
+    with open(CURRENT) as f:
         kernel = json.load(f)
     initrd = c.log + ".initrd"
     make_guest(initrd, kernel)
@@ -214,7 +214,7 @@ def moved(monitor, machine):
 def rnbd_machine_moves(c):
     """A virtual machine moves to another process of qemu while it writes its disk, reads it back and compares, and
     `rnbd map --vhost-user` is killed meanwhile: no write fails, and what is written is what the server's file has."""
-    with open(os.path.join(CACHE, "current.json")) as f:
+    with open(CURRENT) as f:
         kernel = json.load(f)
     initrd, place, monitor = c.log + ".initrd", c.log + ".move", c.log + ".qmp"
     make_guest(initrd, kernel)

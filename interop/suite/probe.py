@@ -2,10 +2,13 @@
 import json
 import subprocess
 
-from lab.common import NETNS
+from lab.common import NETNS, SERIES
 
 from .base import scenario, want
 from .world import NODE
+
+# what the probe expects of the series: of 7.3 the same as of 7.2
+PROFILE = "linux-6.12" if SERIES.startswith("6.") else "linux-7.2"
 
 
 @scenario("probe", orders=("lo",), families=(4, 6), ci=True, timeout=120, bare=True, tool=True,
@@ -14,7 +17,7 @@ def probe(c):
     """`bowline probe rds` asks the kernel every rule, from an address below its own and one above."""
     folder = c.log + ".captures"
     argv = ["ip", "netns", "exec", NETNS, c.w.bowline(), "probe", "rds", c.k_addr, "--json", "-W", "10",
-            "--profile", "linux-6.12", "--capture", folder]
+            "--profile", PROFILE, "--capture", folder]
     for order in ("lo", "hi"):
         argv += ["-I", NODE[(order, c.family)]]
     p = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=100, check=False)

@@ -9,7 +9,7 @@ import threading
 import time
 import traceback
 
-from lab.common import CACHE, HERE, NETNS, Fail
+from lab.common import CACHE, HERE, NETNS, SERIES, Fail
 from lab.guest import alive
 from lab.prepare import prepare
 
@@ -32,6 +32,8 @@ def parse(about, argv):
     p.add_argument("--only", action="append", default=[], metavar="NAME",
                    help="this scenario, or this case of one (repeatable)")
     p.add_argument("--subset", choices=("ci", "all"), default="all")
+    p.add_argument("--kernel", metavar="SERIES", default=SERIES,
+                   help="series of the kernel, e.g. 7.2 (default %(default)s); rows of others are in the suite's tables")
     p.add_argument("--self-check", action="store_true",
                    help="a second kernel plays the node: the scenarios against the reference itself")
     p.add_argument("--messages", type=int, metavar="N", help="messages each way in 'messages' (10000; ci 1000)")
