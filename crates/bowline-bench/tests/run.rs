@@ -32,7 +32,7 @@ fn seconds(line: &str) -> f64 {
 #[test]
 fn a_short_run_measures_anchor_and_library_without_an_error() {
     let _alone = MEASURING.lock().unwrap_or_else(PoisonError::into_inner);
-    let words = "rds --peers none --rounds 1 --secs 0.02 --only stream/64,rtt-sleep/64 --json -";
+    let words = "rds --peers none --rounds 1 --secs 0.05 --only stream/64,rtt-sleep/64 --json -";
     let out = bench(&words.split(' ').collect::<Vec<_>>());
     let said = text(&out.stdout);
     assert!(matches!(out.status.code(), Some(0 | 1 | 3)), "{said}{}", text(&out.stderr));
@@ -71,7 +71,7 @@ fn without_fio_no_door_is_measured_and_its_package_is_named() {
 #[test]
 fn verbs_and_their_anchors_are_measured_without_an_error() {
     let _alone = MEASURING.lock().unwrap_or_else(PoisonError::into_inner);
-    let words = "roce --quick --secs 0.02 --json -";
+    let words = "roce --quick --secs 0.05 --json -";
     let out = bench(&words.split(' ').collect::<Vec<_>>());
     let said = text(&out.stdout);
     assert!(matches!(out.status.code(), Some(0 | 1 | 3)), "{said}{}", text(&out.stderr));
@@ -95,7 +95,7 @@ fn verbs_and_their_anchors_are_measured_without_an_error() {
 #[test]
 fn atomics_immediates_and_several_queue_pairs_are_measured_with_loss_at_any_mtu() {
     let _alone = MEASURING.lock().unwrap_or_else(PoisonError::into_inner);
-    let words = "roce --rounds 1 --secs 0.02 --only bulk,send,atomic --mtu 512 --loss 0.1 --json -";
+    let words = "roce --rounds 1 --secs 0.05 --only bulk,send,atomic --mtu 512 --loss 0.1 --json -";
     let out = bench(&words.split(' ').collect::<Vec<_>>());
     let said = text(&out.stdout);
     // This cell belongs to no target.
@@ -111,7 +111,7 @@ fn atomics_immediates_and_several_queue_pairs_are_measured_with_loss_at_any_mtu(
 fn requests_of_rtrs_are_counted_on_both_sides_and_survive_the_loss_of_a_path() {
     let _alone = MEASURING.lock().unwrap_or_else(PoisonError::into_inner);
     let cells = "read/4096x32,write/131072x16,write/2048,ping,failover";
-    let words = ["rtrs", "--quick", "--peers", "none", "--secs", "0.02", "--json", "-", "--only"];
+    let words = ["rtrs", "--quick", "--peers", "none", "--secs", "0.05", "--json", "-", "--only"];
     let out = bench(&[&words[..], &[cells]].concat());
     let said = text(&out.stdout);
     assert!(matches!(out.status.code(), Some(0 | 1 | 3)), "{said}{}", text(&out.stderr));
@@ -135,7 +135,7 @@ fn requests_of_rtrs_are_counted_on_both_sides_and_survive_the_loss_of_a_path() {
 #[test]
 fn a_mapped_disk_is_measured_beside_its_transport() {
     let _alone = MEASURING.lock().unwrap_or_else(PoisonError::into_inner);
-    let words = "rnbd --quick --peers none --secs 0.02 --json -";
+    let words = "rnbd --quick --peers none --secs 0.05 --json -";
     let out = bench(&words.split(' ').collect::<Vec<_>>());
     let said = text(&out.stdout);
     assert!(matches!(out.status.code(), Some(0 | 1 | 3)), "{said}{}", text(&out.stderr));

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bowline_base::Errno;
 use bowline_verbs::Error;
@@ -28,6 +28,9 @@ const RINGS_MAX: usize = 512;
 const LISTENERS_MAX: usize = 1024;
 /// How long a process that has connected may take to say what it wants.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How long copies of a socket that is closed may be there, and how often that is tried.
+const COPIES_GO: Duration = Duration::from_millis(200);
+const COPIES_PAUSE: Duration = Duration::from_millis(1);
 /// Datagrams of a former guest that are removed from a socket before another one gets it.
 const LEFT_MAX: usize = 1 << 16;
 
@@ -165,6 +168,18 @@ impl Others for Inner {
     }
 }
 
+/// Opens the first socket of an address that has just been found free. A child that another thread
+/// starts has a copy of the socket that was bound for that, until it runs its program.
+fn shared_socket(group: &Group, buffer: usize) -> Result<OwnedFd, Error> {
+    let until = Instant::now() + COPIES_GO;
+    loop {
+        match Endpoint::shared_socket(group.addr, group.link, buffer) {
+            Err(Error::AddrInUse(_)) if Instant::now() < until => std::thread::sleep(COPIES_PAUSE),
+            opened => return opened,
+        }
+    }
+}
+
 impl Host {
     /// Most addresses that are shared.
     pub const ADDRS_MAX: usize = ADDRS_MAX;
@@ -205,7 +220,7 @@ impl Host {
             );
             let opened = probe.and_then(|probe| {
                 drop(probe);
-                Endpoint::shared_socket(group.addr, group.link, inner.buffer)
+                shared_socket(&group, inner.buffer)
             });
             match opened {
                 Ok(socket) => {
