@@ -34,8 +34,8 @@ pub(crate) fn fresh(args: &[String]) -> Outcome {
     each(&["--from", &from.to_string(), "--seconds", &u64::to_string(&seconds)])
 }
 
-/// Runs a million seeds of each simulator from the time of day on, and looks whether such seeds
-/// still show what is done wrong on purpose.
+/// Runs a million seeds of each simulator from the time of day on, and the tests of simulators that
+/// take minutes: they look whether such seeds still show what is done wrong on purpose.
 pub(crate) fn night(args: &[String]) -> Outcome {
     let seeds = match run::number("night", "--seeds", NIGHT, args) {
         Ok(seeds) => seeds,
@@ -45,10 +45,8 @@ pub(crate) fn night(args: &[String]) -> Outcome {
     let from = now.map_or(0, |time| time.as_millis()).to_string();
     println!("seeds from {from} on");
     let searched = each(&["--from", &from, "--seeds", &u64::to_string(&seeds), "--coverage"]);
-    let test =
-        ["test", "--release", "--locked", "--package", "bowline-sim", "--lib", "fresh_seeds"];
-    let mut shown = run::cargo(&test);
-    shown.args(["--", "--ignored", "--nocapture"]).env("BOWLINE_FRESH_FROM", &from);
+    let mut shown = run::cargo(&["test", "--release", "--locked", "--package", "bowline-sim"]);
+    shown.args(["--", "--include-ignored", "--nocapture"]).env("BOWLINE_FRESH_FROM", &from);
     match (searched, run::status(&mut shown)) {
         (Outcome::Passed, outcome) | (outcome, _) => outcome,
     }
