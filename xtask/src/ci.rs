@@ -207,8 +207,8 @@ impl Run<'_> {
             Outcome::Skipped(reason) => (format!("SKIPPED ({reason})"), None),
             Outcome::Failed(why) | Outcome::Usage(why) => {
                 let lines: Vec<_> = said.lines().map(|line| format!("  {line}")).collect();
-                let told = format!("\nwhy {} failed:\n{}", step.name, lines.join("\n"));
-                (format!("FAIL ({why})"), Some(told))
+                let text = format!("\nwhy {} failed:\n{}", step.name, lines.join("\n"));
+                (format!("FAIL ({why})"), Some(text))
             }
         };
         println!("{mark}=== {}: {verdict}, {seconds:.0} s", step.name);

@@ -141,8 +141,8 @@ fn refuse(fd: impl AsFd) {
 const REFUSED_KEEP_NS: u64 = 1_000_000_000;
 const REFUSED_MAX: usize = 256;
 
-/// How long a listener rests, in nanoseconds, at which connections wait that can be neither accepted
-/// nor refused: their events would come all the time.
+/// How long a listener rests, in nanoseconds, at which connections wait that can be neither
+/// accepted nor refused: their events would come all the time.
 const REST_NS: u64 = 20_000_000;
 
 impl Shared {

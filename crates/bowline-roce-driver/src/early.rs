@@ -33,7 +33,7 @@ impl EarlySockets {
         Self(Arc::new(Mutex::new(addrs.iter().filter_map(one).collect())), Arc::default())
     }
 
-    /// Returns the bytes of the receive buffer that a socket gets for which so many are asked.
+    /// Returns the bytes of receive buffer that a socket gets when `buffer` bytes are asked for.
     ///
     /// # Errors
     /// No socket can be made: `EMFILE` and the like.

@@ -155,8 +155,8 @@ fn object(row: &Row) -> Value {
     })
 }
 
-/// Looks at an address without a socket there: a node that begins at this moment would find the port
-/// taken, and leave the address out for as long as it runs.
+/// Looks at an address without a socket there: a node that begins at this moment would find the
+/// port taken, and leave the address out for as long as it runs.
 fn look(address: IpAddr) -> Row {
     if is_held(address) {
         let trouble = Some(format!("UDP port {PORT} of {address} is in use"));

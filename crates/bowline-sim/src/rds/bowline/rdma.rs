@@ -353,8 +353,9 @@ impl BowlineHost {
         io.owed += frames.len();
         self.rdma_frames(ctx, link, &frames);
         if ctx.ops.plan.is_some() {
-            // What a node has taken is delivered, whatever becomes of the connection. A node that ends
-            // takes nothing behind its farewell: messages come again, but not those with operations.
+            // What a node has taken is delivered, whatever becomes of the connection. A node that
+            // ends takes nothing behind its farewell: messages come again, but not those with
+            // operations.
             self.carry_out(ctx);
             let ends = self.says_farewell;
             let Some((_, io)) = self.rdma.as_mut().and_then(|side| side.of(qp)) else { return };
