@@ -556,7 +556,7 @@ mod tests {
         let joined = Joined::at(&path).unwrap();
         assert_eq!(Seen::at(&path).unwrap(), with(1));
         drop(joined);
-        let begun = std::time::Instant::now();
+        let begun = Instant::now();
         while Seen::at(&path).unwrap() != with(0) {
             assert!(begun.elapsed() < PATIENCE, "it has left");
         }
