@@ -100,10 +100,17 @@ const BESIDE: [Step; 12] = [
     step("publish", &["xtask", "publish"], 300),
 ];
 
-/// What shows figures, or fills both processors itself.
-const LAST: [Step; 12] = [
+/// What shows figures.
+const ALONE: [Step; 2] = [
     step("quickstart", &["run", "--release", "--locked", "--", "quickstart"], 120),
     step("readme", &["xtask", "readme"], 300),
+];
+
+/// Guests have one processor each, and wait for much.
+const GUESTS: [Step; 1] = [step("interop", &["xtask", "interop", "--subset", "ci"], 1200)];
+
+/// What the simulators search, beside guests.
+const SEARCHED: [Step; 9] = [
     step("sim", &["xtask", "sim", "--seeds", "4000"], 600),
     step("sim rdma", &["xtask", "sim", "--scenario", "rdma", "--seeds", "5000"], 600),
     // A connection over RDMA is lost at every work request of some stories.
@@ -124,7 +131,6 @@ const LAST: [Step; 12] = [
     ),
     // Those before stay the same, so that what once held still holds; these nobody has looked at.
     step("sim fresh", &["xtask", "sim-fresh", "--seconds", "8"], 460),
-    step("interop", &["xtask", "interop", "--subset", "ci"], 1200),
 ];
 
 /// Runs every step, also after one failed, and prints a table at the end.
@@ -132,13 +138,9 @@ pub(crate) fn run() -> Outcome {
     let skips = Skips::new();
     let run = Run { start: Instant::now(), skips: &skips };
     let mut done = run.each(&FIRST, Place::Alone);
-    let (tests, others) = thread::scope(|scope| {
-        let others = scope.spawn(|| run.each(&BESIDE, Place::Behind));
-        (run.each(&TESTS, Place::Before), others.join())
-    });
-    done.extend(tests);
-    done.extend(others.expect("a thread that has shown its panic"));
-    done.extend(run.each(&LAST, Place::Alone));
+    done.extend(run.both(&TESTS, &BESIDE));
+    done.extend(run.each(&ALONE, Place::Alone));
+    done.extend(run.both(&GUESTS, &SEARCHED));
     let failed = done.iter().filter(|done| done.why.is_some()).map(|done| done.name);
     let mut failed: Vec<_> = failed.map(str::to_owned).collect();
     match skips.lines() {
@@ -187,6 +189,16 @@ impl Run<'_> {
     /// Runs steps one after the other.
     fn each(&self, steps: &[Step], place: Place) -> Vec<Done> {
         steps.iter().map(|step| self.one(step, place)).collect()
+    }
+
+    /// Runs some steps, and others beside them at a lower priority.
+    fn both(&self, steps: &[Step], others: &[Step]) -> Vec<Done> {
+        thread::scope(|scope| {
+            let others = scope.spawn(|| self.each(others, Place::Behind));
+            let mut done = self.each(steps, Place::Before);
+            done.extend(others.join().expect("a thread that has shown its panic"));
+            done
+        })
     }
 
     fn one(&self, step: &Step, place: Place) -> Done {

@@ -5,6 +5,10 @@ use std::process::Stdio;
 use crate::repo;
 use crate::run::{self, Outcome};
 
+/// Targets that run for fewer seconds are not optimized: building them would take longer than that
+/// saves.
+const BUILT_FOR: u64 = 10;
+
 /// Runs each target of the fuzz crate; skipped, with the reason, where the tools are missing.
 pub(crate) fn run(args: &[String]) -> Outcome {
     let seconds = match run::number("fuzz", "--seconds", 20, args) {
@@ -32,7 +36,9 @@ pub(crate) fn run(args: &[String]) -> Outcome {
     for target in &targets {
         println!("fuzz {target}, {seconds} s");
         let quiet = ["-verbosity=0", "-print_final_stats=1"];
-        let mut command = run::cargo_nightly(&["fuzz", "run", target, "--", &limit]);
+        let how: &[&str] = if seconds < BUILT_FOR { &["--dev"] } else { &[] };
+        let mut command = run::cargo_nightly(&["fuzz", "run"]);
+        command.args(how).args([target, "--", &limit]);
         let done = run::status(command.args(quiet));
         if done != Outcome::Passed {
             let place = repo::root().join("fuzz/artifacts").join(target);
