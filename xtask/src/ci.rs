@@ -54,7 +54,7 @@ const TESTS: [Step; 4] = [
         name: "test",
         cargo: &["test", "--workspace", ALL, "--locked", "--no-fail-fast"],
         env: Some(("RUST_TEST_THREADS", "6")),
-        limit: 1200,
+        limit: 1700,
     },
     // Sixteen seconds of what the step before has shown for eight; the same features, so
     // nothing is built again.
