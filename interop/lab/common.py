@@ -14,6 +14,8 @@ DEBS = os.path.join(CACHE, "debs")
 # that of which this machine's release has packages, and the one that is used
 OWN_SERIES = "6.12"
 SERIES = os.environ.get("BOWLINE_LAB_KERNEL") or OWN_SERIES
+# its RDS has the changes of 7.x
+LATER = not SERIES.startswith("6.")
 CURRENT = os.path.join(CACHE, "current%s.json" % ("" if SERIES == OWN_SERIES else "-" + SERIES))
 
 # Inside the lab's namespace: wire 0 and wire 1. The host side has one address

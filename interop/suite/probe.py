@@ -2,13 +2,13 @@
 import json
 import subprocess
 
-from lab.common import NETNS, SERIES
+from lab.common import LATER, NETNS
 
 from .base import scenario, want
 from .world import NODE
 
 # what the probe expects of the series: of 7.3 the same as of 7.2
-PROFILE = "linux-6.12" if SERIES.startswith("6.") else "linux-7.2"
+PROFILE = "linux-7.2" if LATER else "linux-6.12"
 
 
 @scenario("probe", orders=("lo",), families=(4, 6), ci=True, timeout=120, bare=True, tool=True,
