@@ -417,7 +417,7 @@ def rnbd_map_mixed(c):
         c.messages += 1
 
 
-@scenario("rnbd-load", rows="RT-77 RT-78 NB-12 NB-13", timeout=180, ci=True, n=10, ci_n=4, **COMMON)
+@scenario("rnbd-load", rows="RT-77 RT-78 NB-12 NB-13", timeout=180, ci=True, ci_dirs=("n>k",), n=10, ci_n=4, **COMMON)
 def rnbd_load(c):
     """Random reads and writes of 512 bytes to 256 KiB, many at a time, flushes and durable writes
     between them: every block is compared. The kernel with fio, bowline with its own load."""
@@ -569,7 +569,7 @@ def rnbd_cut(c):
 
 
 # bowline's client loses each wire in rnbd-cut; that it waits without any is what the simulator and cargo test show
-@scenario("rnbd-cut-all", rows="RT-60 RT-88 RT-93 NB-54", timeout=240, ci=True, ci_dirs=("k>n",), **COMMON)
+@scenario("rnbd-cut-all", rows="RT-60 RT-88 RT-93 NB-54", timeout=240, **COMMON)
 def rnbd_cut_all(c):
     """All wires of two paths are cut at once for six seconds, and healed. The kernel's client, which would fail its IO if
     it were dropped, is not: it notices nothing. bowline's client waits under verified load until a path is back; no
