@@ -33,7 +33,7 @@ def parse(about, argv):
                    help="this scenario, or this case of one (repeatable)")
     p.add_argument("--subset", choices=("ci", "all"), default="all")
     p.add_argument("--kernel", metavar="SERIES", default=SERIES,
-                   help="series of the kernel, e.g. 7.2 (default %(default)s); rows of others are in the suite's tables")
+                   help="series of the kernel, e.g. 7.2 (default %(default)s)")
     p.add_argument("--self-check", action="store_true",
                    help="a second kernel plays the node: the scenarios against the reference itself")
     p.add_argument("--messages", type=int, metavar="N", help="messages each way in 'messages' (10000; ci 1000)")

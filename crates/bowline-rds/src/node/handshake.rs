@@ -163,7 +163,7 @@ impl Node {
     }
 
     /// Cuts what leads to the process that had more paths: should it still be there, it would keep
-    /// the messages of its other paths as long as one of them is connected.
+    /// the messages of its other paths as long as one of them is connected.
     fn another_process_has_fewer_paths(&mut self, conn_id: ConnId, present: LinkId) {
         let serial = self.link(present).map_or(0, |link| link.serial);
         let Some(conn) = self.conn(conn_id).filter(|conn| !conn.peer.is_bowline()) else { return };
